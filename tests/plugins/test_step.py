@@ -39,7 +39,7 @@ class Notes(Callback):
         return batch
 
 
-class OfData(BoringDataModule):
+class DataWithHook(BoringDataModule):
     """Moves batches by itself."""
 
     events: Events
@@ -49,7 +49,7 @@ class OfData(BoringDataModule):
         return batch
 
 
-class OfModule(BoringModel):
+class MovesBatches(BoringModel):
     """Also has a hook that moves batches."""
 
     events: Events
@@ -120,8 +120,8 @@ def test_the_same_hooks_move_a_batch(tmp_path: Path, late: int | None, *, with_d
     found = []
     for kind in (Trainer, LitTrainer):
         events: Events = []
-        module, data = OfModule(), OfData() if with_data else None
-        module.events = OfData.events = events
+        module, data = MovesBatches(), DataWithHook() if with_data else None
+        module.events = DataWithHook.events = events
         fit(kind, tmp_path, module, data, Notes(events, late=late))
         found.append(events)
     assert found[0] == found[1]
