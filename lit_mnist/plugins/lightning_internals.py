@@ -4,8 +4,8 @@
    `test_lightning_does_not_handle_signals` in tests/faults/test_signals.py.
 2. `inspect_signature_once`: the arguments of `training_step`. Detected by
    `test_the_signature_of_a_training_step_is_inspected_once` in tests/test_template.py.
-3. Those of hooks are in `step/lightning_internals.py`, those of an evaluation in `evaluation/lightning_internals.py`,
-   and those of logged values in `trainer_state`.
+3. Those of a step are in `step/lightning_internals.py`, those of an evaluation in `evaluation/lightning_internals.py`,
+   and those of saved logged values in `trainer_state`.
 
 ExactCheckpoint, whose tests are in tests/plugins/test_exact_internals.py:
 

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.profilers import SimpleProfiler
+from trainers import bare_trainer
 
 from lit_mnist import LitTrainer
 from lit_mnist.plugins.step.lightning_internals import EMPTY_HOOKS
@@ -35,21 +36,8 @@ def recording(kind: type, calls: Calls, names: list[str]) -> type:
 
 
 def run(kind: type[Trainer], folder: Path, *callbacks: Callback, module: LightningModule, **options: Any) -> None:
-    trainer = kind(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=2,
-        limit_train_batches=3,
-        limit_val_batches=2,
-        callbacks=list(callbacks),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        **options,
-    )
-    trainer.fit(module)
+    limits = {"max_epochs": 2, "limit_train_batches": 3, "limit_val_batches": 2}
+    bare_trainer(kind, folder, *callbacks, **limits, **options).fit(module)
 
 
 def test_every_hook_is_called_as_by_a_stock_trainer(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryAccuracy
+from trainers import bare_trainer
 
 from lit_mnist import LitTrainer
 
@@ -60,17 +61,7 @@ def fit(kind: type[Trainer], folder: Path) -> tuple[list[dict[str, float]], dict
     torch.manual_seed(0)
     loader = DataLoader(TensorDataset(torch.rand(14, 2)), batch_size=4)
     keeps = Keeps()
-    trainer = kind(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=2,
-        callbacks=[keeps],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+    trainer = bare_trainer(kind, folder, keeps, max_epochs=2)
     module = Logs()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

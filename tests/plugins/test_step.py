@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, RandomIterableDataset
 from lightning.pytorch.trainer.connectors import data_connector
 from torch.utils.data import DataLoader
+from trainers import bare_trainer
 
 from lit_mnist import LitTrainer
 
@@ -61,17 +62,7 @@ class MovesBatches(BoringModel):
 
 def fit(kind: type[Trainer], folder: Path, module: LightningModule, data: Any, *notes: Callback, **given: Any) -> None:
     options: dict[str, Any] = {"max_epochs": 3, "limit_train_batches": 5, "limit_val_batches": 1, **given}
-    trainer = kind(
-        accelerator="cpu",
-        devices=1,
-        callbacks=list(notes),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        **options,
-    )
+    trainer = bare_trainer(kind, folder, *notes, **options)
     if isinstance(data, LightningDataModule):
         trainer.fit(module, datamodule=data)
     else:

@@ -134,7 +134,7 @@ def choose_data_hooks_once(trainer: Any) -> None:
     def attach_datamodule(model: Any, datamodule: Any = None) -> None:
         attach(model, datamodule=datamodule)
         selector, own = connector._datahook_selector, vars(model)
-        choose, of_data = selector.get_instance, vars(datamodule) if datamodule else {}
+        choose, of_data = selector.get_instance, {} if datamodule is None else vars(datamodule)
         known: dict[Any, Any] = {}
 
         def get_instance(name: str) -> Any:
