@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from threading import Event
 from typing import NoReturn
 
+from lit_mnist.cli.deferred_compiler import defer_compiler
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import print_error
 
@@ -23,14 +24,18 @@ _THRESHOLDS = gc.get_threshold()
 _NEEDED = ("yaml", "packaging")
 # Whether `freeze` was called. Python counts the objects to tell, which takes 60 ms.
 _FROZEN = Event()
+# Once it is frozen, this list is never destroyed, nor is what it holds.
+_HELD: list[object] = []
+_HELD.append(_HELD)
 
 
 def prepare() -> None:
     """Prepares this process for the imports of the command line, which take seconds.
 
     A signal during them ends the process as it does later, and Ctrl-C without a traceback. The garbage collector is
-    almost off until `finish_imports`.
+    almost off until `finish_imports`, and torch's compiler is imported only where something is compiled.
     """
+    defer_compiler()
     gc.set_threshold(*_THRESHOLDS_OF_IMPORTS)
     STOP.listen()
     # The handlers of other packages are registered later and thus called before.
@@ -77,6 +82,9 @@ def _leave() -> None:
     """Destroys the objects of the run, which may print, and keeps the exit from reporting the frozen objects."""
     if not _FROZEN.is_set():
         return
+    # Python clears the modules that still exist at its end, which closes the files that they have open. It would not
+    # find a module that only its own functions refer to, because the collection skips frozen objects.
+    _HELD.extend(sys.modules.values())
     gc.collect()
     if sys.stderr is not None:
         sys.stderr.flush()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_mnist.cli.claim import Output
+from lit_mnist.cli.deferred_compiler import import_compiler
 from lit_mnist.cli.experiment_checks import (
     check_lightning_limits,
     check_split_sizes,
@@ -22,7 +23,6 @@ from lit_mnist.data.dataset import Dataset, load_dataset
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.precision import explain_precision, resolve_precision
 from lit_mnist.distributed.rank import launched_from_outside, print_once
-from lit_mnist.distributed.torch_internals import import_compiler
 from lit_mnist.engines.capabilities import CAPABILITIES, load_engine
 from lit_mnist.engines.device_checks import check_devices, uses_cuda_graph
 from lit_mnist.errors import InputError

@@ -8,15 +8,12 @@
   `test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle` (tests/distributed/test_launcher.py).
 - `write_error_file` writes a file that torchrun reads, and `is_gloo_error` matches the text of gloo's errors. Detected
   by tests/distributed/test_distributed_internals.py.
-- `import_compiler` imports a private package. Detected by `test_the_ranks_share_the_import_of_torch_s_compiler`
-  (tests/distributed/test_launcher.py).
 - `channel_statistics`, `affine_gradients` and `affine` call kernels of batch norm. Detected by
   tests/models/test_network_internals.py.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import logging
@@ -47,14 +44,6 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _RAISED_BY_GLOO = re.compile(r"\[[^\] ]*\bgloo/transport/[^\] ]*:\d+\]")
 _SECONDS_TO_EXIT = 1
 _SECONDS_TO_DIE = 10
-
-
-def import_compiler() -> None:
-    """Imports torch's compiler, which the optimizers and DistributedDataParallel import at their first use.
-
-    Ranks that are forked later share its 70 MiB and do not import it once each.
-    """
-    importlib.import_module("torch._dynamo")
 
 
 @dataclass(frozen=True)

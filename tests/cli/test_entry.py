@@ -15,7 +15,7 @@ import atexit, gc, gzip, sys
 from lit_mnist.cli.entry import finish_imports, prepare
 before = gc.get_threshold()
 prepare()
-import torch, torch._dynamo
+import torch, mine
 try:
     import triton
 except ImportError:
@@ -41,6 +41,8 @@ sys.exit(3)
 
 def test_the_exit_closes_what_is_open_and_keeps_the_code(tmp_path: Path) -> None:
     """Open files are complete, destructors and own exit handlers run, and nothing else is printed."""
+    # Its function refers to it, so that it is part of a reference cycle.
+    (tmp_path / "mine.py").write_text("log = open('log.txt', 'w')\nlog.write('log')\ndef function(): return log\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(
@@ -48,4 +50,5 @@ def test_the_exit_closes_what_is_open_and_keeps_the_code(tmp_path: Path) -> None
     )
     assert (done.returncode, done.stdout, done.stderr) == (3, "own handler\n", "destroyed\n")
     assert (tmp_path / "text.txt").read_text() == "text"
+    assert (tmp_path / "log.txt").read_text() == "log"
     assert gzip.decompress((tmp_path / "compressed.gz").read_bytes()) == b"compressed"

@@ -76,11 +76,11 @@ AS_RANK_0 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZ
 
 
 def test_the_ranks_share_the_import_of_torch_s_compiler(tmp_path: Path) -> None:
-    # Each rank would otherwise import it when it makes its optimizer.
+    # Each rank would otherwise import it when it makes its optimizer. A caller of `main` has not deferred it.
     code = """
 import sys
 from lit_mnist.cli import launch, main
-launch.launch = lambda *_, **__: sys.exit("torch._dynamo" not in sys.modules)
+launch.launch = lambda *_, **__: sys.exit("torch._dynamo.eval_frame" not in sys.modules)
 main.main(["fit", "--devices", "2", "--max-steps", "1"], engine="raw_ddp")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=CHILD_ENV, timeout=100, check=False)
