@@ -7,14 +7,21 @@ import os
 import platform
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, TypeVar
 
 from lit_mnist.distributed.terminal import print_line
 from lit_mnist.errors import InputError
 
+_T = TypeVar("_T")
+
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# A frame of 258 KiB. CPython rounds its chunk up to 512 KiB, and the frames of the function use the rest.
+_SLOTS_OF_LARGE_FRAME = 33_000
 _KEPT_BYTES = 1 << 30
 # Larger step IDs stand for the batch script itself, an interactive shell, ...
 _SLURM_SPECIAL_STEPS = 0xFFFFFFF0
@@ -157,6 +164,21 @@ def keep_memory() -> None:
             if mallopt(_M_MMAP_THRESHOLD, threshold):
                 break
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def call_with_deep_stack(function: Callable[..., _T], *args: Any) -> _T:
+    """Calls a function, with memory for the frames of the functions that it calls.
+
+    CPython keeps frames in chunks of 16 KiB. A call that does not fit into the chunk maps another one, and its return
+    unmaps it: 7 µs instead of 0.03 µs for each call at that depth. The chunk of a larger frame is larger.
+    """
+    code = _call.__code__.replace(co_stacksize=_SLOTS_OF_LARGE_FRAME)
+    result: _T = FunctionType(code, {})(function, args)
+    return result
+
+
+def _call(function: Callable[..., _T], args: tuple[Any, ...]) -> _T:
+    return function(*args)
 
 
 def print_once(text: str) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.distributed.debugger import wait_for_debugger
-from lit_mnist.distributed.rank import Rank, keep_memory
+from lit_mnist.distributed.rank import Rank, call_with_deep_stack, keep_memory
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.engines.capabilities import load_engine
 from lit_mnist.run.job import Job
@@ -23,7 +23,7 @@ def do_job(job: Job, rank: Rank) -> None:
         # The run was restarted after a rank was lost: it resumes from the newest checkpoint.
         found = find_newest_valid(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)
         job = replace(job, checkpoint=found.path if found else job.checkpoint)
-    load_engine(job.engine).run(job, rank)
+    call_with_deep_stack(load_engine(job.engine).run, job, rank)
 
 
 def prepare_process(threads: int, *, deterministic: bool) -> None:
