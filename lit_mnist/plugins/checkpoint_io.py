@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,7 +43,13 @@ class VerifiedCheckpointIO(CheckpointIO, NotACallback):
         self.background = background
         self._executor: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
+        self._process = os.getpid()
         self._warned: set[Path] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a process that `ddp_spawn` starts needs: its writer is a thread of its own."""
+        self.wait()
+        return {**self.__dict__, "_executor": None}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Writes a checkpoint.
@@ -89,6 +96,7 @@ class VerifiedCheckpointIO(CheckpointIO, NotACallback):
         Raises:
             InputError: The last checkpoint could not be written.
         """
+        self._leave_parent()
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -99,6 +107,7 @@ class VerifiedCheckpointIO(CheckpointIO, NotACallback):
         Raises:
             InputError: The last checkpoint could not be written.
         """
+        self._leave_parent()
         failing = sys.exception() is not None
         executor, self._executor = self._executor, None
         self.background = False
@@ -115,10 +124,16 @@ class VerifiedCheckpointIO(CheckpointIO, NotACallback):
         if not self.background:
             work()
             return
+        self._leave_parent()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "checkpoint")
         before = self._pending
         self._pending = self._executor.submit(_after, before, work)
+
+    def _leave_parent(self) -> None:
+        """Forgets the writer of the process that this one was forked from, whose thread does not exist here."""
+        if self._process != os.getpid():
+            self._process, self._executor, self._pending = os.getpid(), None, None
 
 
 def _after(before: Future[None] | None, work: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,18 +45,26 @@ def disable_signal_handling(trainer: Trainer) -> None:
 def inspect_signature_once(trainer: Trainer) -> None:
     """Makes a Trainer inspect the signature of `training_step` once per module class instead of in each step."""
     loop = trainer.fit_loop.epoch_loop
-    inspect, known = loop._build_kwargs, dict[Any, bool]()
+    known: dict[Any, bool] = {}
+    # Functions of this module can be sent to the processes that `ddp_spawn` starts.
+    loop._build_kwargs = partial(_build_kwargs, trainer, loop._build_kwargs, known)  # type: ignore[method-assign]
 
-    def build(kwargs: OrderedDict[str, Any], batch: Any, batch_idx: int) -> OrderedDict[str, Any]:
-        module = type(trainer.lightning_module)
-        if module not in known:
-            known[module] = "batch_idx" in inspect(OrderedDict(), batch, batch_idx)
-        kwargs["batch"] = batch
-        if known[module]:
-            kwargs["batch_idx"] = batch_idx
-        return kwargs
 
-    loop._build_kwargs = build  # type: ignore[method-assign]
+def _build_kwargs(
+    trainer: Trainer,
+    inspect: Callable[..., Any],
+    known: dict[Any, bool],
+    kwargs: OrderedDict[str, Any],
+    batch: Any,
+    batch_idx: int,
+) -> OrderedDict[str, Any]:
+    module = type(trainer.lightning_module)
+    if module not in known:
+        known[module] = "batch_idx" in inspect(OrderedDict(), batch, batch_idx)
+    kwargs["batch"] = batch
+    if known[module]:
+        kwargs["batch_idx"] = batch_idx
+    return kwargs
 
 
 @contextmanager

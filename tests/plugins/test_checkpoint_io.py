@@ -6,6 +6,8 @@ import collections
 import enum
 import errno
 import logging
+import multiprocessing
+import threading
 import time
 import warnings
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 from lit_mnist.module import LitClassifier
-from lit_mnist.plugins import VerifiedCheckpointIO
+from lit_mnist.plugins import VerifiedCheckpointIO, checkpoint_io
 
 CONTENT = {"state_dict": {"w": torch.arange(12.0).reshape(3, 4), "n": torch.tensor(3)}, "epoch": 2, "lr": 0.1}
 
@@ -212,6 +214,39 @@ def test_a_full_disk_is_reported_at_the_next_save_and_removes_nothing(
     full_disk.clear()
     plugin.save_checkpoint(CONTENT, old)
     assert old.exists()
+
+
+def test_a_forked_process_does_not_wait_for_the_writer_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a rank that `ddp_fork` starts while a file is being written."""
+    may_write, write = threading.Event(), checkpoint_io._write
+
+    def wait_and_write(path: Path, content: Any) -> None:
+        may_write.wait(60)
+        write(path, content)
+
+    monkeypatch.setattr(checkpoint_io, "_write", wait_and_write)
+    plugin = VerifiedCheckpointIO()
+    plugin.save_checkpoint({"by": "parent"}, tmp_path / "parent.ckpt")
+
+    def child() -> None:
+        plugin.wait()
+        may_write.set()
+        plugin.save_checkpoint({"by": "child"}, tmp_path / "child.ckpt")
+        plugin.teardown()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(30)
+    process.kill()
+    assert process.exitcode == 0
+    may_write.set()
+    plugin.teardown()
+    assert [plugin.load_checkpoint(tmp_path / f"{name}.ckpt") for name in ("parent", "child")] == [
+        {"by": "parent"},
+        {"by": "child"},
+    ]
 
 
 def test_the_error_of_a_training_is_not_hidden_by_that_of_the_writer(tmp_path: Path, full_disk: list[bool]) -> None:

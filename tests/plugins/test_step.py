@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import CHILD_ENV
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, RandomIterableDataset
 from lightning.pytorch.trainer.connectors import data_connector
@@ -135,3 +141,102 @@ def test_no_functions_are_compared_in_an_ordinary_step(monkeypatch: pytest.Monke
         fit(LitTrainer, tmp_path, BoringModel(), BoringDataModule(), limit_train_batches=batches)
         counts.append(len(asked))
     assert counts[0] == counts[1] > 0
+
+
+class Deep(BoringModel):
+    """Counts the pages that the kernel maps in a thousand calls, at each of many depths of the stack."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.most = max(self._faults(depth) for depth in range(150))
+        return super().training_step(batch, batch_idx)
+
+    def _faults(self, depth: int) -> int:
+        if depth:
+            return self._faults(depth - 1)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(1000):
+            self._do_nothing()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def _do_nothing(self, *_: int) -> None:
+        """Its frame is larger than those below, so that it is the one that does not fit at some depth."""
+        a = b = c = d = e = f = g = h = i = j = k = m = n = p = q = r = 0
+        del a, b, c, d, e, f, g, h, i, j, k, m, n, p, q, r
+
+
+def test_no_call_of_a_step_maps_memory_for_its_frame(tmp_path: Path) -> None:
+    """A stock Trainer leaves the chunk of CPython's frames in the middle of a step."""
+    most = {}
+    for kind in (Trainer, LitTrainer):
+        model = Deep()
+        bare_trainer(kind, tmp_path, max_steps=1).fit(model)
+        most[kind] = model.most
+    assert most[LitTrainer] < 100
+    assert most[Trainer] >= 1000
+
+
+SPAWNED = """
+import json, sys
+import torch
+from lightning.pytorch import LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
+from lit_mnist import LitTrainer
+
+
+class Mean(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.mean = torch.nn.Linear(1, 1), MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.mean(batch[0])
+        self.log("mean", self.mean, on_epoch=True)
+        self.log("plain", batch[0].mean(), batch_size=len(batch[0]), on_epoch=True, sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+if __name__ == "__main__":
+    # Three samples for one rank, and two for the other.
+    data = DataLoader(TensorDataset(torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]])), 2)
+    options = {"accelerator": "cpu", "devices": 2, "strategy": sys.argv[1], "logger": False, "max_steps": 2}
+    trainer = LitTrainer(precision="32-true", enable_progress_bar=False, enable_model_summary=False, **options)
+    model = Mean()
+    trainer.fit(model, data, data)
+    found = [{key: float(value) for key, value in trainer.callback_metrics.items()}]
+    found += trainer.validate(model, data, verbose=False)
+    print(json.dumps(found))
+"""
+
+
+def test_a_trainer_can_be_sent_to_another_process() -> None:
+    """As `ddp_spawn` does. What it changed of its loops belongs to the copy."""
+    trainer: Any = LitTrainer(accelerator="cpu", devices=2, strategy="ddp_spawn", max_steps=1, logger=False)
+    copy = pickle.loads(pickle.dumps(trainer))  # noqa: S301
+    assert copy.fit_loop.epoch_loop._build_kwargs.args[0] is copy
+    assert copy._run_stage.args[0].__self__ is copy
+    assert copy._exact_evaluation._trainer is copy
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("ddp_spawn", marks=pytest.mark.slow), "ddp_fork"])
+def test_ranks_of_multiprocessing_count_exactly(strategy: str, tmp_path: Path) -> None:
+    """The Trainer and its plugins are sent to the processes, before the first run and after it."""
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNED)
+    done = subprocess.run(
+        [sys.executable, str(program), strategy],
+        cwd=tmp_path,
+        env=CHILD_ENV,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == [{"mean": pytest.approx(6.2), "plain": pytest.approx(6.2)}] * 2

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -87,12 +88,19 @@ def wrap_prepare_loader(trainer: Trainer, prepare: Callable[[Callable[..., Any],
         prepare: Takes Lightning's own function, without its first argument; the loader; and the stage.
     """
     connector = trainer._data_connector
-    stock = connector._prepare_dataloader
+    connector._prepare_dataloader = partial(  # type: ignore[method-assign]
+        _prepare, prepare, connector._prepare_dataloader
+    )
 
-    def wrapped(dataloader: object, shuffle: bool, mode: RunningStage) -> object:
-        return prepare(lambda: stock(dataloader, shuffle=shuffle, mode=mode), dataloader, mode)
 
-    connector._prepare_dataloader = wrapped  # type: ignore[method-assign]
+def _prepare(
+    prepare: Callable[[Callable[..., Any], object, Any], object],
+    stock: Callable[..., Any],
+    dataloader: object,
+    shuffle: bool,
+    mode: RunningStage,
+) -> object:
+    return prepare(partial(stock, dataloader, shuffle=shuffle, mode=mode), dataloader, mode)
 
 
 def predicted_loader(loader: DataLoader[Any], trainer: Trainer) -> DataLoader[Any]:
@@ -117,8 +125,7 @@ class EvaluationLoop:
 
     def __init__(self, trainer: Trainer, loop: Any) -> None:
         self.trainer, self._loop = trainer, loop
-        self._stock_end = loop.on_run_end
-        self._stock_log: Any = None
+        self._stock_start, self._stock_end = loop.on_run_start, loop.on_run_end
 
     @staticmethod
     def all_of(trainer: Trainer) -> list[EvaluationLoop]:
@@ -153,23 +160,22 @@ class EvaluationLoop:
         after: Callable[[], None],
     ) -> None:
         """Calls functions before an evaluation begins, after its last batch on each rank, and after its hooks."""
-        loop, stock_start = self._loop, self._loop.on_run_start
+        self._start, self._end, self._after = start, end, after
+        self._loop.on_run_start, self._loop.on_run_end = self._on_run_start, self._on_run_end
 
-        def on_run_start() -> None:
+    def _on_run_start(self) -> None:
+        self._restore()
+        self._start(self)
+        self._stock_start()
+        self._broadcast_buffers()
+
+    def _on_run_end(self) -> Any:
+        try:
+            self._end(self)
+            return self._stock_end()
+        finally:
             self._restore()
-            start(self)
-            stock_start()
-            self._broadcast_buffers()
-
-        def on_run_end() -> Any:
-            try:
-                end(self)
-                return self._stock_end()
-            finally:
-                self._restore()
-                after()
-
-        loop.on_run_start, loop.on_run_end = on_run_start, on_run_end
+            self._after()
 
     def defer(
         self, log: Callable[..., None], loader_ended: Callable[[int | None], None], merge: Callable[[], None]

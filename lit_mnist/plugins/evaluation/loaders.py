@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -72,16 +73,16 @@ def inexact_loader(loader: object, trainer: Trainer) -> str | None:
 
 def accept_loaders(trainer: Trainer) -> None:
     """Makes a Trainer accept loaders that Lightning cannot construct again: with an exact sampler, or of a subclass."""
+    wrap_prepare_loader(trainer, partial(_prepare, trainer))
 
-    def prepare(stock: Callable[[], object], loader: Any, stage: RunningStage) -> object:
-        if stage is RunningStage.TRAINING and isinstance(index_sampler(loader), ExactDistributedSampler):
-            # It already splits the batches over the ranks.
-            return loader
-        try:
-            return stock()
-        except (MisconfigurationException, TypeError):
-            if stage is not RunningStage.PREDICTING or type(loader.batch_sampler) is not BatchSampler:
-                raise
-            return predicted_loader(loader, trainer)
 
-    wrap_prepare_loader(trainer, prepare)
+def _prepare(trainer: Trainer, stock: Callable[[], object], loader: Any, stage: RunningStage) -> object:
+    if stage is RunningStage.TRAINING and isinstance(index_sampler(loader), ExactDistributedSampler):
+        # It already splits the batches over the ranks.
+        return loader
+    try:
+        return stock()
+    except (MisconfigurationException, TypeError):
+        if stage is not RunningStage.PREDICTING or type(loader.batch_sampler) is not BatchSampler:
+            raise
+        return predicted_loader(loader, trainer)

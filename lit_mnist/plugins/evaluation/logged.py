@@ -59,7 +59,7 @@ class ExactEvaluation:
     def __init__(self, trainer: Trainer, *, splits: bool) -> None:
         self._trainer, self._splits = trainer, splits
         # The number of samples, or why they are not split exactly.
-        self._prepared: WeakKeyDictionary[Any, int | str] = WeakKeyDictionary()
+        self._prepared = _ByLoader()
         # By the identity of a metric, whose hash changes with its states.
         self._initial: dict[int, tuple[Metric, dict[str, bytes]]] = {}
         self._watched: list[Metric] = []
@@ -239,6 +239,13 @@ class ExactEvaluation:
             return None
         known = self._prepared.get(loader)
         return known if isinstance(known, int) else None
+
+
+class _ByLoader(WeakKeyDictionary[Any, int | str]):
+    """What is known of each loader. A process that `ddp_spawn` starts has other loaders."""
+
+    def __reduce__(self) -> tuple[type[_ByLoader], tuple[()]]:
+        return _ByLoader, ()
 
 
 def _value_of(row: dict[str, Any]) -> torch.Tensor:

@@ -16,6 +16,8 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from torchmetrics import Metric
 
+from lit_mnist.distributed.rank import call_with_deep_stack
+
 # A module's hooks of a batch that do nothing unless it has its own.
 EMPTY_HOOKS = frozenset(
     {
@@ -35,6 +37,8 @@ def quicken(trainer: Any) -> None:
     keep_logged_values_in_place(trainer)
     choose_data_hooks_once(trainer)
     ask_for_validation_when_due(trainer)
+    # Lightning's frames fill a chunk of CPython's, and a step makes calls across its end.
+    trainer._run_stage = partial(call_with_deep_stack, trainer._run_stage)
 
 
 def call_used_hooks_only(trainer: Any) -> None:
@@ -129,23 +133,28 @@ def choose_data_hooks_once(trainer: Any) -> None:
     Lightning compares their functions three times per batch. A hook that is set on one of the two objects later counts.
     """
     connector = trainer._data_connector
-    attach = connector.attach_datamodule
+    connector.attach_datamodule = partial(_attach_datamodule, connector, connector.attach_datamodule)
 
-    def attach_datamodule(model: Any, datamodule: Any = None) -> None:
-        attach(model, datamodule=datamodule)
-        selector, own = connector._datahook_selector, vars(model)
-        choose, of_data = selector.get_instance, {} if datamodule is None else vars(datamodule)
-        known: dict[Any, Any] = {}
 
-        def get_instance(name: str) -> Any:
-            key = name, name in own, name in of_data
-            if key not in known:
-                known[key] = choose(name)
-            return known[key]
+def _attach_datamodule(connector: Any, attach: Callable[..., None], model: Any, datamodule: Any = None) -> None:
+    attach(model, datamodule=datamodule)
+    selector = connector._datahook_selector
+    selector.get_instance = _ChosenOnce(selector.get_instance, model, datamodule)
 
-        selector.get_instance = get_instance
 
-    connector.attach_datamodule = attach_datamodule
+class _ChosenOnce:
+    """Remembers which of a module and a datamodule has a hook, until one of the two gets the hook as an attribute."""
+
+    def __init__(self, choose: Callable[[str], Any], module: Any, datamodule: Any) -> None:
+        self._choose, self._module, self._datamodule = choose, module, datamodule
+        self._known: dict[Any, Any] = {}
+
+    def __call__(self, name: str) -> Any:
+        of_data = () if self._datamodule is None else self._datamodule.__dict__
+        key = name, name in self._module.__dict__, name in of_data
+        if key not in self._known:
+            self._known[key] = self._choose(name)
+        return self._known[key]
 
 
 def ask_for_validation_when_due(trainer: Any) -> None:
@@ -154,22 +163,21 @@ def ask_for_validation_when_due(trainer: Any) -> None:
     After each step, Lightning compares functions to find out whether there is a validation.
     """
     loop = trainer.fit_loop.epoch_loop
-    check, progress = loop._should_check_val_fx, loop.batch_progress
+    loop._should_check_val_fx = partial(_should_check, trainer, loop.batch_progress, loop._should_check_val_fx)
 
-    def should_check(fetcher: Any) -> bool:
-        every = trainer.val_check_batch
-        if (
-            isinstance(every, int)
-            and progress.current.ready % every
-            and not progress.is_last_batch
-            and not trainer.should_stop
-            and trainer.check_val_every_n_epoch is not None
-            and trainer._val_check_time_interval is None
-        ):
-            return False
-        return bool(check(fetcher))
 
-    loop._should_check_val_fx = should_check
+def _should_check(trainer: Any, progress: Any, check: Callable[[Any], bool], fetcher: Any) -> bool:
+    every = trainer.val_check_batch
+    if (
+        isinstance(every, int)
+        and progress.current.ready % every
+        and not progress.is_last_batch
+        and not trainer.should_stop
+        and trainer.check_val_every_n_epoch is not None
+        and trainer._val_check_time_interval is None
+    ):
+        return False
+    return bool(check(fetcher))
 
 
 def keep_logged_values_in_place(trainer: Any) -> None:
