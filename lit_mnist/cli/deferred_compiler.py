@@ -119,6 +119,8 @@ def _execute(module: ModuleType) -> None:
             # What `disable` has returned is not compiled either.
             for function in _DISABLED:
                 package.decorators.skip(function)
+            if not _PENDING:
+                sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
         if module.__name__ not in sys.modules:
             import_module(module.__name__)
 
@@ -131,7 +133,8 @@ def _execute_now(module: ModuleType) -> None:
     loader = module.__loader__
     assert isinstance(loader, Loader)
     loader.exec_module(module)
-    _EXECUTED.update({(name, answer): vars(module)[answer] for answer in _ANSWERS[name]})
+    # A release of torch may lack a name, and then does not ask for it.
+    _EXECUTED.update({(name, answer): vars(module)[answer] for answer in _ANSWERS[name] if answer in vars(module)})
     module.__class__ = ModuleType
 
 

@@ -74,6 +74,7 @@ except Exception as error:
 torch._dynamo.config.optimize_ddp = "python_reducer"
 seen += [get_optimize_ddp_mode(), torch._dynamo.utils.get_optimize_ddp_mode()]
 assert type(torch._dynamo) is type(torch._dynamo.utils) is type(torch._dynamo.trace_rules) is type(sys)
+assert "_Finder" not in [type(finder).__name__ for finder in sys.meta_path]
 print(json.dumps(seen))
 """
 

@@ -61,7 +61,8 @@ def fit(kind: type[Trainer], folder: Path) -> tuple[list[dict[str, float]], dict
     torch.manual_seed(0)
     loader = DataLoader(TensorDataset(torch.rand(14, 2)), batch_size=4)
     keeps = Keeps()
-    trainer = bare_trainer(kind, folder, keeps, max_epochs=2)
+    # A LitTrainer trains in bfloat16 on processors that have it.
+    trainer = bare_trainer(kind, folder, keeps, max_epochs=2, precision="32-true")
     module = Logs()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
