@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from threading import Event
 from typing import NoReturn
 
-from lit_mnist.cli.deferred_compiler import defer_compiler
+from lit_mnist.cli.torch_internals import defer_compiler
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import print_error
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from lit_mnist.cli.claim import Output
-from lit_mnist.cli.deferred_compiler import import_compiler
 from lit_mnist.cli.experiment_checks import (
     check_lightning_limits,
     check_split_sizes,
@@ -18,6 +17,7 @@ from lit_mnist.cli.experiment_checks import (
 )
 from lit_mnist.cli.resume import find_saved, report_resume, resumes_in_place
 from lit_mnist.cli.target import Target
+from lit_mnist.cli.torch_internals import import_compiler
 from lit_mnist.cli.validate import check_launch, choose_ranks
 from lit_mnist.data.dataset import Dataset, load_dataset
 from lit_mnist.distributed.devices import Devices

@@ -18,7 +18,7 @@ EXECUTED = "torch._dynamo.eval_frame"
 COMPILES = """
 import json, sys
 if sys.argv[1] == "deferred":
-    from lit_mnist.cli.deferred_compiler import defer_compiler
+    from lit_mnist.cli.torch_internals import defer_compiler
     defer_compiler()
 import torch
 from torch import nn
@@ -53,12 +53,12 @@ seen += [issubclass(nn.Module, OptimizedModule), disabled.__name__, disabled.__d
 state = optimizer.state_dict()
 if sys.argv[1] == "deferred":
     assert "torch._dynamo.eval_frame" not in sys.modules
-from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounter
 
 counter = CompileCounter()
 optimizer.load_state_dict(state)
 torch.compile(step, backend=counter)(model, optimizer, x)
-seen += [model[0].weight.tolist(), counter.frame_count, counter.op_count]
+seen += [model[0].weight.tolist(), counter.frame_count, counter.op_count, dict(torch._dynamo.utils.counters["frames"])]
 compiled = torch.compile(model, backend=counter)
 seen += [isinstance(compiled, OptimizedModule), issubclass(type(compiled), OptimizedModule), get_optimize_ddp_mode()]
 seen += [is_compile_supported("cpu"), OptimizedModule.__name__]
@@ -81,7 +81,7 @@ print(json.dumps(seen))
 # Each use is the first one, in a process forked from one that has imported torch and made an optimizer.
 FIRST_USES = """
 import os, sys, threading
-from lit_mnist.cli.deferred_compiler import defer_compiler
+from lit_mnist.cli.torch_internals import defer_compiler
 defer_compiler()
 import torch
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()

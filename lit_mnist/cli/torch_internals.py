@@ -1,12 +1,13 @@
-"""torch's compiler is executed when something needs it, and not whenever a part of torch asks for it.
+"""The private parts of torch's compiler that defer its execution to the first use of it.
 
 Importing `torch._dynamo` takes half as long as importing torch. Optimizers, DistributedDataParallel, process groups,
 Lightning and torchvision import it without compiling anything: to exclude a function from compilation, to end a graph,
 or to ask whether a module is compiled. Until the package is executed, nothing is compiled, which answers these
 questions. `defer_compiler` registers a finder that answers them, and executes the package when any other name is used.
 
-The names in `_ANSWERS` are private to torch. If torch uses further ones, the package is executed as without this file.
-tests/cli/test_deferred_compiler.py detects that, and that an answer differs from torch's.
+The private names are those in `_ANSWERS`. If torch uses further ones, the package is executed as without this file,
+which `test_a_training_imports_no_compiler` (tests/cli/test_deferred_compiler.py) detects. An answer that differs from
+torch's is detected by `test_what_is_compiled_does_not_change` in the same file.
 """
 
 from __future__ import annotations
@@ -116,9 +117,12 @@ def _execute(module: ModuleType) -> None:
                 sys.modules.pop(_PACKAGE, None)
                 _PENDING.clear()
                 raise
-            # What `disable` has returned is not compiled either.
-            for function in _DISABLED:
-                package.decorators.skip(function)
+            while _TO_DISABLE:
+                _TO_DISABLE.pop()()
+            # Who has imported an answer keeps it. It is not compiled.
+            for answer in [each for answers in _ANSWERS.values() for each in answers.values()]:
+                if isinstance(answer, FunctionType):
+                    package.decorators.skip(answer)
             if not _PENDING:
                 sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
         if module.__name__ not in sys.modules:
@@ -148,7 +152,8 @@ def _answer(module: str, name: str, value: object) -> Callable[..., Any]:
     """Returns a function that returns a value until the compiler is executed, and then calls the compiler's own."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return value if _PACKAGE in _PENDING else _compiler(module, name)(*args, **kwargs)
+        real = _EXECUTED.get((module, name))
+        return value if real is None else real(*args, **kwargs)
 
     function.__name__ = name
     return function
@@ -163,13 +168,14 @@ def disable(fn: Any = None, recursive: bool = True, **options: Any) -> Any:
     disabled: list[Callable[..., Any]] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _PACKAGE in _PENDING:
-            return fn(*args, **kwargs)
-        if not disabled:
-            disabled.append(_compiler(_PACKAGE, "disable")(fn, recursive, **options))
-        return disabled[0](*args, **kwargs)
+        return (disabled[0] if disabled else fn)(*args, **kwargs)
 
-    _DISABLED.append(call)
+    def disable_now() -> None:
+        disabled.append(_compiler(_PACKAGE, "disable")(fn, recursive, **options))
+        # Nor is the function around it compiled.
+        sys.modules[_PACKAGE].decorators.skip(call)
+
+    _TO_DISABLE.append(disable_now)
     return wraps(fn)(call) if options.get("wrapping", True) else call
 
 
@@ -204,8 +210,8 @@ class OptimizedModule(metaclass=_ClassOfCompiled):
     """No module is an instance of it until the compiler is executed."""
 
 
-# What `disable` returned before the compiler was executed.
-_DISABLED: list[Callable[..., Any]] = []
+# Each disables a function that `disable` was asked to, once the compiler is executed.
+_TO_DISABLE: list[Callable[[], None]] = []
 _EXECUTED: dict[tuple[str, str], Any] = {}
 # The names that are answered without executing the compiler, by module.
 _ANSWERS: dict[str, dict[str, Any]] = {
