@@ -88,19 +88,13 @@ def wrap_prepare_loader(trainer: Trainer, prepare: Callable[[Callable[..., Any],
         prepare: Takes Lightning's own function, without its first argument; the loader; and the stage.
     """
     connector = trainer._data_connector
-    connector._prepare_dataloader = partial(  # type: ignore[method-assign]
-        _prepare, prepare, connector._prepare_dataloader
-    )
+    wrapped = partial(_prepare, prepare, connector._prepare_dataloader)
+    connector._prepare_dataloader = wrapped  # type: ignore[method-assign]
 
 
-def _prepare(
-    prepare: Callable[[Callable[..., Any], object, Any], object],
-    stock: Callable[..., Any],
-    dataloader: object,
-    shuffle: bool,
-    mode: RunningStage,
-) -> object:
-    return prepare(partial(stock, dataloader, shuffle=shuffle, mode=mode), dataloader, mode)
+def _prepare(prepare: Any, stock: Any, dataloader: object, shuffle: bool, mode: RunningStage) -> object:
+    prepared: object = prepare(partial(stock, dataloader, shuffle=shuffle, mode=mode), dataloader, mode)
+    return prepared
 
 
 def predicted_loader(loader: DataLoader[Any], trainer: Trainer) -> DataLoader[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
@@ -15,6 +16,16 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from lit_mnist.plugins.evaluation.lightning_internals import copied_loader, predicted_loader, wrap_prepare_loader
 from lit_mnist.plugins.loader_kinds import index_sampler
 from lit_mnist.plugins.sampler import ExactDistributedSampler
+
+
+class KnownLoaders(WeakKeyDictionary[Any, int | str]):
+    """The number of samples of each loader, or why they are not split exactly.
+
+    A process that `ddp_spawn` starts has other loaders.
+    """
+
+    def __reduce__(self) -> tuple[type[KnownLoaders], tuple[()]]:
+        return KnownLoaders, ()
 
 
 def exact_loader(loader: DataLoader[Any], trainer: Trainer) -> DataLoader[Any]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import Trainer
@@ -23,7 +22,7 @@ from lit_mnist.plugins.evaluation.lightning_internals import (
     set_computed,
     wrap_prepare_loader,
 )
-from lit_mnist.plugins.evaluation.loaders import exact_loader, inexact_loader
+from lit_mnist.plugins.evaluation.loaders import KnownLoaders, exact_loader, inexact_loader
 from lit_mnist.plugins.evaluation.metric_limits import inexact_reason
 from lit_mnist.plugins.evaluation.metric_states import (
     SavedStates,
@@ -59,7 +58,7 @@ class ExactEvaluation:
     def __init__(self, trainer: Trainer, *, splits: bool) -> None:
         self._trainer, self._splits = trainer, splits
         # The number of samples, or why they are not split exactly.
-        self._prepared = _ByLoader()
+        self._prepared = KnownLoaders()
         # By the identity of a metric, whose hash changes with its states.
         self._initial: dict[int, tuple[Metric, dict[str, bytes]]] = {}
         self._watched: list[Metric] = []
@@ -239,13 +238,6 @@ class ExactEvaluation:
             return None
         known = self._prepared.get(loader)
         return known if isinstance(known, int) else None
-
-
-class _ByLoader(WeakKeyDictionary[Any, int | str]):
-    """What is known of each loader. A process that `ddp_spawn` starts has other loaders."""
-
-    def __reduce__(self) -> tuple[type[_ByLoader], tuple[()]]:
-        return _ByLoader, ()
 
 
 def _value_of(row: dict[str, Any]) -> torch.Tensor:
