@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from lit_mnist.distributed.peer_exchange import PeerExchange
-from lit_mnist.distributed.torch_internals import affine, affine_gradients, channel_statistics
+from lit_mnist.distributed.torch_internals import affine_gradients, channel_statistics, weighted_sum
 
 # What the class is mixed into has the attributes of any batch norm.
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class BatchNormOverRanks(_Layer):
         count, mean, variance = _global_statistics(x.detach(), self.exchange)
         self._update_running(count, mean, variance)
         weight, bias = (self.weight, self.bias) if self.affine else (torch.ones_like(mean), torch.zeros_like(mean))
+        # The kernel requires weights in the dtype of the statistics, which have at least 32 bits.
+        weight, bias = weight.to(mean.dtype), bias.to(mean.dtype)
         return _Normalize.apply(x, weight, bias, mean, variance, count, self.eps, self.exchange)
 
     @torch.no_grad()
@@ -71,17 +73,18 @@ def _global_statistics(x: torch.Tensor, exchange: PeerExchange) -> tuple[int, to
     channels = x.shape[1]
     mean, variance = channel_statistics(x)
     count = x.numel() // channels
-    gathered = exchange.all_gather(torch.cat([mean, variance * count, mean.new_tensor([count])]))
+    # NumPy's operations on few values take a third of the time of torch's.
+    gathered = exchange.all_gather(torch.cat([mean, variance * count, mean.new_full((1,), count)])).numpy()
 
     counts = [round(n) for n in gathered[:, -1].tolist()]
-    total, mean, squares = counts[0], gathered[0, :channels], gathered[0, channels : 2 * channels]
+    total, means, squares = counts[0], gathered[0, :channels], gathered[0, channels : 2 * channels]
     for other, row in zip(counts[1:], gathered[1:], strict=True):
         merged = total + other
-        delta = row[:channels] - mean
-        mean = mean + delta * (other / merged)
+        delta = row[:channels] - means
+        means = means + delta * (other / merged)
         squares = squares + row[channels : 2 * channels] + delta * delta * (total * other / merged)
         total = merged
-    return total, mean, squares / total
+    return total, torch.from_numpy(means), torch.from_numpy(squares / total)
 
 
 class _Normalize(torch.autograd.Function):
@@ -111,14 +114,13 @@ class _Normalize(torch.autograd.Function):
         grad_weight, grad_bias = affine_gradients(grad, x, weight, mean, variance, ctx.eps)
         sums = ctx.exchange.all_reduce(torch.cat([grad_weight, grad_bias])).view(2, -1)
         scale = torch.rsqrt(variance + ctx.eps)
-        slope = weight * scale * scale * sums[0] / ctx.count
-        offset = weight * scale * sums[1] / ctx.count - slope * mean
+        of_grad = weight * scale
+        of_x = -(of_grad * scale * sums[0] / ctx.count)
+        offset = -(of_grad * sums[1] / ctx.count + of_x * mean)
         # The two terms cancel if the gradient follows the input or the mean is large: 16 bits can represent their
         # difference, but not each term.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        of_grad = affine(grad.to(wide), weight * scale, -offset)
-        of_x = affine(x.to(wide), -slope, torch.zeros_like(slope))
-        return of_grad.add_(of_x).to(x.dtype), grad_weight, grad_bias, None, None, None, None, None
+        grad_input = weighted_sum(grad, x, of_grad, of_x, offset)
+        return grad_input, grad_weight, grad_bias, None, None, None, None, None
 
 
 class BatchNormOverRanks1d(BatchNormOverRanks, nn.BatchNorm1d):

@@ -8,7 +8,7 @@
   `test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle` (tests/distributed/test_launcher.py).
 - `write_error_file` writes a file that torchrun reads, and `is_gloo_error` matches the text of gloo's errors. Detected
   by tests/distributed/test_distributed_internals.py.
-- `channel_statistics`, `affine_gradients` and `affine` call kernels of batch norm. Detected by
+- `channel_statistics`, `affine_gradients` and `weighted_sum` call kernels of batch norm. Detected by
   tests/models/test_network_internals.py.
 """
 
@@ -42,6 +42,8 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # gloo's errors begin with the place in its source that raised them.
 _RAISED_BY_GLOO = re.compile(r"\[[^\] ]*\bgloo/transport/[^\] ]*:\d+\]")
+# Half a megabyte of 32-bit values.
+_VALUES_AT_ONCE = 1 << 17
 _SECONDS_TO_EXIT = 1
 _SECONDS_TO_DIE = 10
 
@@ -207,10 +209,35 @@ def affine_gradients(
     return grad_weight, grad_bias
 
 
-def affine(x: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """Returns slope * x + offset for each channel, in one pass of the batch norm kernel.
+def weighted_sum(
+    x: torch.Tensor, y: torch.Tensor, of_x: torch.Tensor, of_y: torch.Tensor, offset: torch.Tensor
+) -> torch.Tensor:
+    """Returns of_x * x + offset + of_y * y for each channel, with the layout of `x` and the dtype of `y`.
 
-    `torch.nn.functional.batch_norm` rejects an epsilon of 0 in some releases, 2.11 among them.
+    The terms are computed by the kernel of batch norm, with at least 32 bits, for as many samples at once as the
+    processor's cache holds. Without that, memory for three more tensors is mapped and cleared in each call.
+
+    Args:
+        x: [batch, channels, ...].
+        y: The same shape.
+        of_x: [channels], in at least float32.
+        of_y: [channels], as `of_x`.
+        offset: [channels], as `of_x`.
     """
-    mean, variance = torch.zeros_like(slope), torch.ones_like(slope)
-    return torch.batch_norm(x, slope, offset, mean, variance, False, 0.0, 0.0, False)
+    wide, result = of_x.dtype, torch.empty_like(x, dtype=y.dtype)
+    zero, unused = torch.zeros_like(of_x), of_x.new_empty(0)
+    # A mean of 0, a variance of 1 and no epsilon, which `torch.nn.functional.batch_norm` rejects in some releases, 2.11
+    # among them: the kernel multiplies by the weight and adds the bias.
+    as_is = zero, torch.ones_like(of_x), False, 0.0, 0.0
+    samples = max(1, _VALUES_AT_ONCE * torch.get_num_threads() // max(1, y[0].numel()))
+    wide_x, wide_y = (torch.empty_like(values[:samples], dtype=wide) for values in (x, y))
+    for start in range(0, len(y), samples):
+        part = slice(start, start + samples)
+        x_part, y_part, result_part = x[part], y[part], result[part]
+        term, other = result_part if y.dtype == wide else wide_x[: len(y_part)], wide_y[: len(y_part)]
+        x_part = x_part if x.dtype == wide else term.copy_(x_part)
+        y_part = y_part if y.dtype == wide else other.copy_(y_part)
+        torch.native_batch_norm(x_part, of_x, offset, *as_is, out=(term, unused, unused))
+        torch.native_batch_norm(y_part, of_y, zero, *as_is, out=(other, unused, unused))
+        result_part.copy_(term.add_(other))
+    return result

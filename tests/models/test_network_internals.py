@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_mnist.distributed.torch_internals import affine, affine_gradients, channel_statistics
+from lit_mnist.distributed.torch_internals import affine_gradients, channel_statistics, weighted_sum
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -29,6 +29,27 @@ def test_the_gradients_are_those_of_constant_statistics() -> None:
     torch.testing.assert_close(found, (weight.grad, bias.grad))
 
 
-def test_an_affine_map_of_each_channel() -> None:
-    x, slope, offset = torch.randn(2, 3, 4, 5), torch.tensor([2.0, -1.0, 0.0]), torch.tensor([0.0, 1.0, 3.0])
-    torch.testing.assert_close(affine(x, slope, offset), slope.view(3, 1, 1) * x + offset.view(3, 1, 1))
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "expanded", "transposed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_weighted_sum_for_each_channel_whatever_the_number_of_samples(
+    dtype: torch.dtype, layout: str, threads: int
+) -> None:
+    # The second shape is computed in several parts, the last of which is smaller.
+    for shape in ((2, 3, 4, 5), (23, 8, 60, 61), (1, 2, 300, 300)):
+        x, y = torch.randn(2, *shape, dtype=torch.float64).to(dtype)
+        of_x, of_y, offset = torch.randn(3, shape[1], 1, 1, dtype=torch.promote_types(dtype, torch.float32))
+        if layout == "channels last":
+            x, y = (values.to(memory_format=torch.channels_last) for values in (x, y))
+        if layout == "expanded":
+            x = torch.ones((), dtype=dtype).expand(shape)
+        if layout == "transposed":
+            x = x.transpose(2, 3).contiguous().transpose(2, 3)
+        before, exact = torch.get_num_threads(), (of_x * x.double() + offset + of_y * y.double()).to(dtype)
+        torch.set_num_threads(threads)
+        try:
+            found = weighted_sum(x, y, of_x.flatten(), of_y.flatten(), offset.flatten())
+        finally:
+            torch.set_num_threads(before)
+        torch.testing.assert_close(found, exact)
+        assert found.stride() == torch.empty_like(x).stride()

@@ -84,16 +84,18 @@ def test_batch_norm_over_uneven_ranks_matches_one_batch(tmp_path: Path, offset: 
             assert torch.allclose(state[name], value, rtol=1e-10)
 
 
+@pytest.mark.parametrize("true_16_bit", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("offset", [0.0, 30.0])
 def test_the_gradient_of_16_bit_sync_batch_norm_is_as_exact_as_torch(
-    tmp_path: Path, dtype: torch.dtype, offset: float
+    tmp_path: Path, dtype: torch.dtype, offset: float, true_16_bit: bool
 ) -> None:
     """Against double precision, where the mean dwarfs the deviation and the gradient follows the input."""
     generator = torch.Generator().manual_seed(0)
     noise, deviation = torch.randn(2, 24, 4, 14, 14, generator=generator, dtype=torch.float64)
     images, target = (deviation + offset).to(dtype), (10 * deviation + noise).to(dtype)
     parts = [slice(0, 9), slice(9, 24)]
+    of_layer = dtype if true_16_bit else torch.float32
 
     def gradient(norm: nn.Module, rows: slice, dtype: torch.dtype) -> torch.Tensor:
         own, grad = (part[rows].to(dtype, memory_format=torch.channels_last) for part in (images, target))
@@ -103,7 +105,7 @@ def test_the_gradient_of_16_bit_sync_batch_norm_is_as_exact_as_torch(
         return own.grad
 
     def work(rank: Rank) -> None:
-        norm = sync_batch_norm(nn.Sequential(nn.BatchNorm2d(4)), "cpu")
+        norm = sync_batch_norm(nn.Sequential(nn.BatchNorm2d(4).to(of_layer)), "cpu")
         torch.save(gradient(norm, parts[rank.rank], dtype), tmp_path / f"{rank.rank}.pt")
 
     on_ranks(work, tmp_path, 2)
@@ -113,7 +115,7 @@ def test_the_gradient_of_16_bit_sync_batch_norm_is_as_exact_as_torch(
         return float((found.double() - exact).norm() / exact.norm())
 
     ours = torch.cat([torch.load(tmp_path / f"{rank}.pt") for rank in range(2)])
-    assert error(ours) <= 1.01 * error(gradient(nn.BatchNorm2d(4), slice(0, 24), dtype))
+    assert error(ours) <= 1.01 * error(gradient(nn.BatchNorm2d(4).to(of_layer), slice(0, 24), dtype))
 
 
 def test_sync_batch_norm_shares_parameters_and_can_be_undone() -> None:
