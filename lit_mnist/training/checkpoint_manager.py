@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from lit_mnist.checkpoint.format import BEST, LAST, write_checkpoint
-from lit_mnist.checkpoint.serialization import plain_values
+from lit_mnist.checkpoint.format import BEST, LAST, SECTION, write_serialized
+from lit_mnist.checkpoint.serialization import plain_values, serialize
 from lit_mnist.checkpoint.store import CheckpointFolder
 from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.rank import Rank
@@ -70,6 +70,9 @@ class CheckpointManager:
         self._is_best = False
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
+        # The section of the last checkpoint, which the engines do not change, as plain values.
+        self._section: Mapping[str, Any] | None = None
+        self._plain_section: dict[str, Any] = {}
 
     def resume(self, best: float) -> None:
         """Restores the best score of a resumed run, unless its best checkpoint was damaged and removed."""
@@ -139,9 +142,17 @@ class CheckpointManager:
         Raises:
             InputError: The previous checkpoint could not be written.
         """
-        content = plain_values(checkpoint, copy=True)
+        if checkpoint[SECTION] is not self._section:
+            self._section, self._plain_section = checkpoint[SECTION], plain_values(checkpoint[SECTION])
+        content = {
+            key: self._plain_section if key == SECTION else plain_values(part, copy=True)
+            for key, part in checkpoint.items()
+        }
         self.wait()
-        write = partial(write_checkpoint, checkpoint=content)
+
+        def write(path: Path) -> None:
+            write_serialized(path, serialize(content))
+
         self._writing = self._writer.submit(self._files.put, write, self._step, is_best=self._is_best)
 
     def wait(self) -> None:

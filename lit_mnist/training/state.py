@@ -7,7 +7,7 @@ step, so that it does not depend on the engine or hook that saved it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -47,6 +47,8 @@ class TrainingState:
     scaler: GradScaler
     step: int = 0
     optimizer_steps: int = 0
+    # What all checkpoints of a training run share.
+    _shared: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         # The optimizer does not run in a step that the scaler skips, and the schedule must not advance either.
@@ -62,6 +64,10 @@ class TrainingState:
             job: The job.
             best: The best validation score so far; negative if there is none.
         """
+        if not self._shared:
+            hparams = {"num_classes": job.dataset.num_classes, "seed": job.experiment.seed_everything}
+            hparams.update(asdict(job.experiment.model))
+            self._shared = {"hparams_name": None, "hyper_parameters": hparams, SECTION: job.section()}
         scaler = self.scaler.state_dict()
         return {
             **job.position(self.step),
@@ -72,13 +78,7 @@ class TrainingState:
             "optimizer_states": [self.optimizer.state_dict()],
             "lr_schedulers": [self.schedule.state_dict()],
             **({_SCALER: scaler} if scaler else {}),
-            "hparams_name": None,
-            "hyper_parameters": {
-                "num_classes": job.dataset.num_classes,
-                "seed": job.experiment.seed_everything,
-                **asdict(job.experiment.model),
-            },
-            SECTION: job.section(),
+            **self._shared,
             "steps_made": self.optimizer_steps,
         }
 
