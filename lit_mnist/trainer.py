@@ -37,7 +37,7 @@ class LitTrainer(Trainer):
 
     Args:
         precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed` or `auto`, which selects 16-mixed on GPUs. On CPUs it
-            selects bf16-mixed if the processor has the instructions, otherwise 32-true.
+            selects bf16-mixed if the processor computes it faster than float32, otherwise 32-true.
         sync_batchnorm: Whether batch norm uses the statistics of all ranks. Defaults to True for several ranks.
         strategy: `auto` or `ddp`; both use distributed data parallel for several ranks. Alternatively, any strategy of
             Lightning, or its name.

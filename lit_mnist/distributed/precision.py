@@ -11,6 +11,7 @@ import torch
 
 UsedPrecision = Literal["32-true", "64-true", "16-mixed", "bf16-mixed"]
 
+_CPUINFO = Path("/proc/cpuinfo")
 _AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
 
@@ -20,7 +21,7 @@ def resolve_precision(precision: UsedPrecision | Literal["auto"], device_type: s
         return precision
     if device_type == "cuda":
         return "16-mixed"
-    return "bf16-mixed" if cpu_computes_bfloat16() else "32-true"
+    return "bf16-mixed" if _bfloat16_is_fast() else "32-true"
 
 
 def explain_precision(device_type: str) -> str:
@@ -28,19 +29,30 @@ def explain_precision(device_type: str) -> str:
     precision = resolve_precision("auto", device_type)
     if device_type == "cuda":
         return f"precision {precision}: the device is a GPU"
-    return f"precision {precision}: this CPU has {'' if cpu_computes_bfloat16() else 'no '}bfloat16 instructions"
+    return f"precision {precision}: this CPU has {'' if _bfloat16_is_fast() else 'no '}fast bfloat16 instructions"
 
 
 @cache
-def cpu_computes_bfloat16() -> bool:
-    """Returns whether the processor has bfloat16 instructions. Without them, bfloat16 is slower than float32."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if platform.system() != "Linux" or not cpuinfo.exists():
+def _bfloat16_is_fast() -> bool:
+    if platform.system() != "Linux" or not _CPUINFO.exists():
         return False
-    for line in cpuinfo.read_text().splitlines():
-        if line.startswith(("flags", "Features")):
-            return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(line.split()))
-    return False
+    return has_fast_bfloat16(_CPUINFO.read_text())
+
+
+def has_fast_bfloat16(cpuinfo: str) -> bool:
+    """Returns whether bfloat16 is faster than float32 on a processor.
+
+    Without bfloat16 instructions it is slower, and it is on Intel's processors without AMX: on one with AVX512_BF16
+    alone, matrix products and convolutions took 1.7 to 2.2 times as long as in float32.
+
+    Args:
+        cpuinfo: The content of `/proc/cpuinfo`.
+    """
+    fields = dict(line.split(":", 1) for line in reversed(cpuinfo.splitlines()) if ":" in line)
+    values = {name.strip(): value.split() for name, value in fields.items()}
+    flags = {*values.get("flags", ()), *values.get("Features", ())}
+    fast = {"amx_bf16"} if values.get("vendor_id") == ["GenuineIntel"] else {"amx_bf16", "avx512_bf16", "bf16"}
+    return bool(fast & flags)
 
 
 def autocast_dtype(precision: UsedPrecision) -> torch.dtype | None:

@@ -31,7 +31,7 @@ class TrainerSettings:
         num_nodes: Number of machines; more than one requires an outside launcher.
         strategy: `auto` or `ddp`: both use distributed data parallel training if there are several ranks.
         precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed`, or `auto`: 16-mixed on GPUs; on CPUs bf16-mixed if
-            the processor has the instructions, otherwise 32-true.
+            the processor computes it faster than float32, otherwise 32-true.
         sync_batchnorm: Whether batch norm uses the statistics of all ranks. Unset: if there are several ranks.
         accumulate_grad_batches: Micro-batches per optimizer step.
         gradient_clip_val: Largest norm of the gradient. Unset: no clipping.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from conftest import ROOT, Program, result_of, weights_of
 from lightning.pytorch.plugins import MixedPrecision
 
 from lit_mnist.distributed.devices import Devices
-from lit_mnist.distributed.precision import cpu_computes_bfloat16, resolve_precision
+from lit_mnist.distributed.precision import has_fast_bfloat16, resolve_precision
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.experiment import ModelSettings
@@ -28,9 +29,28 @@ SMALL = (
 
 
 def test_auto_is_what_the_device_is_good_at() -> None:
+    fast = has_fast_bfloat16(Path("/proc/cpuinfo").read_text())
     assert resolve_precision("auto", "cuda") == "16-mixed"
-    assert resolve_precision("auto", "cpu") == ("bf16-mixed" if cpu_computes_bfloat16() else "32-true")
+    assert resolve_precision("auto", "cpu") == ("bf16-mixed" if fast else "32-true")
     assert resolve_precision("16-mixed", "cpu") == "16-mixed"
+
+
+@pytest.mark.parametrize(
+    ("processor", "is_fast"),
+    [
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512f avx512_bf16 amx_tile amx_bf16", True),
+        # AMX is masked in many virtual machines.
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512f avx512_bf16", False),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512f avx512_bf16", True),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2", False),
+        ("CPU implementer\t: 0x41\nFeatures\t: fp asimd bf16", True),
+        ("CPU implementer\t: 0x41\nFeatures\t: fp asimd", False),
+        ("", False),
+    ],
+)
+def test_bfloat16_is_fast_only_with_the_right_instructions(processor: str, is_fast: bool) -> None:
+    cores = [f"processor\t: {number}\n{processor}\npower management:\n" for number in range(2)]
+    assert has_fast_bfloat16("\n".join(cores)) == is_fast
 
 
 def test_float16_on_a_cpu_is_float16_with_a_scaler(program: Program) -> None:
