@@ -21,6 +21,7 @@ PLUGINS = {
     "ExactDistributedSampler": STOCK,
     "PortableSyncBatchNorm": STOCK,
     "FailureReport": STOCK,
+    "KeepMemory": STOCK,
     "VerifiedCheckpointIO": STOCK_SAVING,
     "ExactCheckpoint": STOCK_SAVING,
     ALL: STOCK_SAVING,

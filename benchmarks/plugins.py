@@ -48,6 +48,7 @@ from lit_mnist.plugins import (
     ExactDistributedSampler,
     FailureReport,
     Float16OnCPU,
+    KeepMemory,
     PortableSyncBatchNorm,
     VerifiedCheckpointIO,
     exact_metric,
@@ -162,8 +163,8 @@ def _trainer(name: str, folder: Path, clock: _Clock) -> Trainer:
         callbacks.append(ExactCheckpoint(folder, every_n_train_steps=STEPS_BETWEEN_SAVES))
     elif saves:
         callbacks.append(ModelCheckpoint(folder, every_n_train_steps=STEPS_BETWEEN_SAVES, save_top_k=1))
-    if name in {"FailureReport", ALL}:
-        callbacks.append(FailureReport(folder))
+    callbacks += [FailureReport(folder)] if name in {"FailureReport", ALL} else []
+    callbacks += [KeepMemory()] if name in {"KeepMemory", ALL} else []
     parts: list[Any] = [VerifiedCheckpointIO()] if name in {"VerifiedCheckpointIO", ALL} else []
     parts += [_ExchangesOnly()] if name in {EXCHANGES, STOCK_EXCHANGING} else []
     parts += [PortableSyncBatchNorm()] if name in {"PortableSyncBatchNorm", ALL} else []

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
     from lit_mnist.plugins.exact_metrics import ExactMetric, exact_metric
     from lit_mnist.plugins.failure_report import FailureReport
+    from lit_mnist.plugins.keep_memory import KeepMemory
     from lit_mnist.plugins.precision import Float16OnCPU
     from lit_mnist.plugins.sampler import ExactDistributedSampler
     from lit_mnist.plugins.skipped_steps import SkippedStepSchedule
@@ -30,6 +31,7 @@ __all__ = [
     "ExactMetric",
     "FailureReport",
     "Float16OnCPU",
+    "KeepMemory",
     "PortableSyncBatchNorm",
     "SkippedStepSchedule",
     "SynchronizedBuffers",
@@ -46,6 +48,7 @@ _HOMES = {
     "ExactMetric": "exact_metrics",
     "FailureReport": "failure_report",
     "Float16OnCPU": "precision",
+    "KeepMemory": "keep_memory",
     "PortableSyncBatchNorm": "batch_norm",
     "SkippedStepSchedule": "skipped_steps",
     "SynchronizedBuffers": "buffers",

@@ -240,3 +240,51 @@ def test_ranks_of_multiprocessing_count_exactly(strategy: str, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == [{"mean": pytest.approx(6.2), "plain": pytest.approx(6.2)}] * 2
+
+
+KEPT = """
+import json, resource, statistics, sys
+from lightning.pytorch import LightningModule, Trainer
+import torch
+from lit_mnist import LitTrainer
+from lit_mnist.plugins import KeepMemory
+
+
+class Large(LightningModule):
+    faults = []
+
+    def training_step(self, batch, batch_idx):
+        self.faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+        # Blocks at the end of the heap, which glibc returns to the kernel.
+        blocks = [torch.zeros(1 << 20) for _ in range(4)]
+        return self.net(batch).sum() + blocks[0][0]
+
+    def on_train_end(self):
+        steps = [after - before for before, after in zip(self.faults, self.faults[1:])]
+        print(json.dumps({"faults": statistics.median(steps)}), flush=True)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+module = Large()
+module.net = torch.nn.Linear(4, 1)
+options = {"accelerator": "cpu", "devices": 1, "max_steps": 20, "enable_progress_bar": False, "logger": False}
+options |= {"enable_checkpointing": False, "enable_model_summary": False}
+kind = {"stock": Trainer, "KeepMemory": Trainer, "LitTrainer": LitTrainer}[sys.argv[1]]
+callbacks = [KeepMemory()] if sys.argv[1] == "KeepMemory" else []
+kind(callbacks=callbacks, **options).fit(module, torch.utils.data.DataLoader(torch.randn(20, 4)))
+"""
+
+
+def test_a_step_reuses_the_memory_that_the_step_before_has_freed(tmp_path: Path) -> None:
+    """Four blocks of 4 MiB are 4,096 pages, which the kernel maps in each step of a stock Trainer."""
+    (tmp_path / "kept.py").write_text(KEPT)
+    faults = {}
+    for name in ("stock", "KeepMemory", "LitTrainer"):
+        words = [sys.executable, str(tmp_path / "kept.py"), name]
+        ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+        faults[name] = json.loads(ended.stdout.splitlines()[-1])["faults"]
+    assert faults["stock"] > 1000
+    assert faults["KeepMemory"] < 100
+    assert faults["LitTrainer"] < 100

@@ -16,7 +16,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from torchmetrics import Metric
 
-from lit_mnist.distributed.rank import call_with_deep_stack
+from lit_mnist.distributed.rank import call_with_deep_stack, keep_memory
 
 # A module's hooks of a batch that do nothing unless it has its own.
 EMPTY_HOOKS = frozenset(
@@ -37,8 +37,14 @@ def quicken(trainer: Any) -> None:
     keep_logged_values_in_place(trainer)
     choose_data_hooks_once(trainer)
     ask_for_validation_when_due(trainer)
+    trainer._run_stage = partial(_run_stage, trainer._run_stage)
+
+
+def _run_stage(run: Any) -> Any:
+    if run.__self__.strategy.root_device.type == "cpu":
+        keep_memory()
     # Lightning's frames fill a chunk of CPython's, and a step makes calls across its end.
-    trainer._run_stage = partial(call_with_deep_stack, trainer._run_stage)
+    return call_with_deep_stack(run)
 
 
 def call_used_hooks_only(trainer: Any) -> None:
