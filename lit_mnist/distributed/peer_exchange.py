@@ -59,6 +59,10 @@ class PeerExchange:
         # A copy of a network uses the same connections.
         return self
 
+    def __reduce__(self) -> tuple[type[PeerExchange], tuple[float]]:
+        # A network that is loaded from a file connects again.
+        return PeerExchange, (self.timeout,)
+
     def all_gather(self, own: torch.Tensor) -> torch.Tensor:
         """Gathers a tensor from every rank; every rank must call it with the same size and dtype.
 

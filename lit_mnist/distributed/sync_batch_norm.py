@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from lit_mnist.distributed.peer_exchange import PeerExchange
-from lit_mnist.distributed.torch_internals import affine_gradients, channel_statistics, weighted_sum
+from lit_mnist.distributed.torch_internals import affine_gradients, channel_statistics, check_input, weighted_sum
 
 # What the class is mixed into has the attributes of any batch norm.
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class BatchNormOverRanks(_Layer):
 
     exchange: PeerExchange
 
+    # torch's compiler cannot trace the exchange.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalizes each channel.
 
@@ -43,14 +45,18 @@ class BatchNormOverRanks(_Layer):
 
         Returns:
             A tensor of the same shape and dtype.
+
+        Raises:
+            ValueError: The input has another number of dimensions than the layer normalizes.
         """
         if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
             return super().forward(x)
+        check_input(self, x)
         count, mean, variance = _global_statistics(x.detach(), self.exchange)
         self._update_running(count, mean, variance)
-        weight, bias = (self.weight, self.bias) if self.affine else (torch.ones_like(mean), torch.zeros_like(mean))
         # The kernel requires weights in the dtype of the statistics, which have at least 32 bits.
-        weight, bias = weight.to(mean.dtype), bias.to(mean.dtype)
+        weight = torch.ones_like(mean) if self.weight is None else self.weight.to(mean.dtype)
+        bias = torch.zeros_like(mean) if self.bias is None else self.bias.to(mean.dtype)
         return _Normalize.apply(x, weight, bias, mean, variance, count, self.eps, self.exchange)
 
     @torch.no_grad()

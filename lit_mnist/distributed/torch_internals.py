@@ -8,7 +8,7 @@
   `test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle` (tests/distributed/test_launcher.py).
 - `write_error_file` writes a file that torchrun reads, and `is_gloo_error` matches the text of gloo's errors. Detected
   by tests/distributed/test_distributed_internals.py.
-- `channel_statistics`, `affine_gradients` and `weighted_sum` call kernels of batch norm. Detected by
+- `check_input`, `channel_statistics`, `affine_gradients` and `weighted_sum` call kernels of batch norm. Detected by
   tests/models/test_network_internals.py.
 """
 
@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.rendezvous import _rendezvous_handlers
@@ -185,6 +186,11 @@ def write_error_file(message: str, stack: str, seconds: float) -> None:
 def is_gloo_error(error: BaseException) -> bool:
     """Returns whether the message of an error is one of gloo's transport."""
     return type(error) is RuntimeError and _RAISED_BY_GLOO.match(str(error)) is not None
+
+
+def check_input(layer: nn.Module, x: torch.Tensor) -> None:
+    """Raises torch's ValueError for an input whose number of dimensions a batch norm does not accept."""
+    layer._check_input_dim(x)  # type: ignore[operator]
 
 
 def channel_statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
@@ -11,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from lit_mnist.distributed.accumulation import accumulated_loss
+from lit_mnist.errors import require
 
 
 class ExactAccumulation(Callback):
@@ -47,6 +49,20 @@ class ExactAccumulation(Callback):
 
         pl_module.training_step = training_step  # type: ignore[method-assign]
         self._undo = undo
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks that the last window of an epoch is known.
+
+        Raises:
+            InputError: The train dataloader has no length.
+        """
+        known = trainer.accumulate_grad_batches == 1 or math.isfinite(trainer.num_training_batches)
+        require(
+            known or not pl_module.automatic_optimization,
+            "ExactAccumulation: the train dataloader has no length, so that the last accumulation window of an epoch "
+            "is unknown. Give its dataset a __len__, set limit_train_batches to a number of batches, or remove the "
+            "callback.",
+        )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restores the training step."""

@@ -16,16 +16,16 @@ class ChannelsLast(Callback):
 
         trainer = Trainer(callbacks=[ChannelsLast()])
 
-    Networks with 3-d convolutions have another format, and are not supported.
+    Three-dimensional convolutions keep theirs.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Converts the weights."""
-        pl_module.to(memory_format=torch.channels_last)
+        _convert(pl_module, torch.channels_last)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Converts the weights back."""
-        pl_module.to(memory_format=torch.contiguous_format)
+        _convert(pl_module, torch.contiguous_format)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Makes the weights of the checkpoint contiguous."""
@@ -33,3 +33,10 @@ class ChannelsLast(Callback):
             name: value.contiguous() if isinstance(value, torch.Tensor) else value
             for name, value in checkpoint["state_dict"].items()
         }
+
+
+def _convert(module: torch.nn.Module, memory_format: torch.memory_format) -> None:
+    for values in (*module.parameters(), *module.buffers()):
+        # The format has four dimensions.
+        if values.dim() == 4:
+            values.data = values.data.to(values.device, memory_format=memory_format)

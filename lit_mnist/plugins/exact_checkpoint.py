@@ -61,6 +61,7 @@ class ExactCheckpoint(Checkpoint):
         self.path = Path(dirpath) / "last.ckpt"
         self.every_n_train_steps = every_n_train_steps
         self._open = ExitStack()
+        self._best_of_ranks = ""  # Set by Lightning in a process that has started ranks, which calls no `setup`.
 
     @property
     def last(self) -> Path | None:
@@ -70,8 +71,13 @@ class ExactCheckpoint(Checkpoint):
     @property
     def best_model_path(self) -> str:
         """The best checkpoint of a `ModelCheckpoint` beside this callback, for `ckpt_path="best"`."""
-        others = [each for each in self._trainer.callbacks if isinstance(each, ModelCheckpoint)]  # type: ignore[attr-defined]
-        return others[0].best_model_path if others else ""
+        callbacks = self._trainer.callbacks if "_trainer" in vars(self) else []  # type: ignore[attr-defined]
+        others = (each.best_model_path for each in callbacks if isinstance(each, ModelCheckpoint))
+        return next(others, self._best_of_ranks)
+
+    @best_model_path.setter
+    def best_model_path(self, path: str) -> None:
+        self._best_of_ranks = path
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepares a fit, and rejects what cannot be restored."""
@@ -240,6 +246,5 @@ class ExactCheckpoint(Checkpoint):
             self._state.load(state["trainer"], has_ended=state["loaders"]["ended"])
 
     def _close(self) -> None:
-        if hasattr(self, "_loading"):
-            self._loading.close()
+        getattr(self, "_loading", self._open).close()
         self._open.close()

@@ -118,6 +118,34 @@ def test_the_gradient_of_16_bit_sync_batch_norm_is_as_exact_as_torch(
     assert error(ours) <= 1.01 * error(gradient(nn.BatchNorm2d(4).to(of_layer), slice(0, 24), dtype))
 
 
+def test_sync_batch_norm_accepts_and_rejects_what_batch_norm_does(tmp_path: Path) -> None:
+    """Layers without a bias, the compiler, and saving the network in the middle of a training, as on one rank."""
+    images = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+
+    def layer() -> nn.BatchNorm1d:
+        norm = nn.BatchNorm1d(3)
+        # As with `bias=False`, which older releases of torch do not have.
+        norm.bias = None  # type: ignore[assignment]
+        return norm
+
+    def work(rank: Rank) -> None:
+        net, own = sync_batch_norm(nn.Sequential(layer()), "cpu"), images[3 * rank.rank :][:3]
+        outputs = [net(own)]
+        torch.save(net, tmp_path / f"{rank.rank} net.pt")
+        outputs.append(torch.load(tmp_path / f"{rank.rank} net.pt", weights_only=False)(own))
+        outputs.append(torch.compile(net, backend="eager")(own))
+        with pytest.raises(ValueError, match="expected 2D or 3D input"):
+            net(own.view(3, 3, 1, 1))
+        torch.save([each.detach() for each in outputs], tmp_path / f"{rank.rank}.pt")
+
+    on_ranks(work, tmp_path, 2)
+    whole = layer()(images).detach()
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert len(first) == 3
+    for parts in zip(first, second, strict=True):
+        torch.testing.assert_close(torch.cat(parts), whole)
+
+
 def test_sync_batch_norm_shares_parameters_and_can_be_undone() -> None:
     net = build_net(ModelSettings(), num_classes=10, seed=0)
     weight = net.layer1[1].weight

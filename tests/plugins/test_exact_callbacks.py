@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,3 +148,37 @@ def test_weights_that_differ_between_the_ranks_are_rejected_and_named(tmp_path: 
     for message in results_of_ranks(work, tmp_path / "ranks", 2):
         assert message.startswith("The weights differ between the ranks")
         assert "backbone.weight, backbone.bias. DDP does not average" in message
+
+
+FORKING = """
+import sys
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lit_mnist.plugins import ExactCheckpoint
+
+
+class Logging(BoringModel):
+    def validation_step(self, batch, batch_idx):
+        loss = super().validation_step(batch, batch_idx)["x"]
+        self.log("val_loss", loss, sync_dist=True)
+
+
+folder, exact_first = sys.argv[1], sys.argv[2] == "True"
+best = ModelCheckpoint(folder, "best", monitor="val_loss")
+callbacks = [ExactCheckpoint(folder), best] if exact_first else [best, ExactCheckpoint(folder)]
+options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "max_epochs": 1}
+trainer = Trainer(devices=2, strategy="ddp_fork", callbacks=callbacks, **options)
+trainer.fit(Logging())
+trainer.validate(Logging(), ckpt_path="best")
+assert exact_first or best.best_model_path.endswith("best.ckpt"), best.best_model_path
+"""
+
+
+@pytest.mark.parametrize("exact_first", [False, True])
+def test_the_best_checkpoint_is_known_where_the_ranks_were_started(tmp_path: Path, exact_first: bool) -> None:
+    """Lightning returns the path of the first checkpoint callback of a rank to the process that has forked it."""
+    (tmp_path / "forking.py").write_text(FORKING)
+    words = [sys.executable, str(tmp_path / "forking.py"), str(tmp_path / "run"), str(exact_first)]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]

@@ -15,7 +15,7 @@ from lightning.pytorch.plugins import DoublePrecision
 from lightning.pytorch.strategies import DDPStrategy
 from ranks import results_of_ranks, stock_trainer
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.distributed.buffers import sync_buffers
@@ -183,6 +183,55 @@ def test_a_loss_that_is_not_finite_makes_the_gradient_not_finite(tmp_path: Path)
         module = Infinite()
         trainer.fit(module)
         assert bool(module.grads.isfinite().all()) == finite
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_a_loader_whose_last_window_is_unknown_is_rejected(tmp_path: Path, limit: int | None) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(torch.ones(10, 1, 2))
+
+    class Plain(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(2, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.net(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    options = {"limit_train_batches": limit} if limit else {}
+    trainer = stock_trainer(
+        1, tmp_path, max_epochs=1, callbacks=[ExactAccumulation()], accumulate_grad_batches=4, **options
+    )
+    loader = DataLoader(Stream(), batch_size=None)
+    if limit:
+        trainer.fit(Plain(), loader)
+        assert trainer.global_step == 2
+        return
+    with pytest.raises(InputError, match="the last accumulation window of an epoch is unknown"):
+        trainer.fit(Plain(), loader)
+
+
+def test_channels_last_leaves_weights_of_other_dimensions(tmp_path: Path) -> None:
+    class Volumes(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.ModuleList([torch.nn.Conv3d(2, 2, 3), torch.nn.Conv2d(2, 2, 3)])
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            assert self.net[0].weight.is_contiguous()
+            assert self.net[1].weight.is_contiguous(memory_format=torch.channels_last)
+            return self.net[0](torch.ones(1, 2, 3, 3, 3)).sum() + self.net[1](torch.ones(1, 2, 3, 3)).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    module = Volumes()
+    stock_trainer(1, tmp_path, max_steps=1, callbacks=[ChannelsLast()]).fit(module, DataLoader([0]))  # type: ignore[arg-type]
+    assert all(parameter.is_contiguous() for parameter in module.parameters())
 
 
 def test_the_number_of_steps_and_contiguous_weights_are_in_the_checkpoint(tmp_path: Path) -> None:
