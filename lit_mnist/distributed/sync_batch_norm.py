@@ -7,6 +7,7 @@ running buffers are those of torch's batch norm on the concatenated batches of a
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -34,8 +35,6 @@ class BatchNormOverRanks(_Layer):
 
     exchange: PeerExchange
 
-    # torch's compiler cannot trace the exchange.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalizes each channel.
 
@@ -159,6 +158,7 @@ def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) ->
     if device_type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(net)
         return converted
+    _exclude_from_compilation()
     exchange = PeerExchange(timeout)
     for layer in net.modules():
         if over_ranks := OVER_RANKS.get(type(layer)):
@@ -166,6 +166,15 @@ def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) ->
             layer.__class__ = over_ranks
             cast(BatchNormOverRanks, layer).exchange = exchange
     return net
+
+
+@cache
+def _exclude_from_compilation() -> None:
+    """Lets torch's compiler break the graph at each layer, since it cannot trace the exchange.
+
+    As a decorator, `torch.compiler.disable` would import the compiler together with this module, which takes a second.
+    """
+    BatchNormOverRanks.forward = torch.compiler.disable(BatchNormOverRanks.forward)  # type: ignore[method-assign]
 
 
 def unsync_batch_norm(net: nn.Module) -> nn.Module:
