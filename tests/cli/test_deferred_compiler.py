@@ -160,12 +160,27 @@ def test_every_other_use_executes_the_whole_compiler() -> None:
     run(FIRST_USES)
 
 
-@pytest.mark.parametrize("engine", ["lightning", "raw_ddp"])
-def test_a_training_imports_no_compiler(engine: str, tmp_path: Path) -> None:
-    """Neither the launcher nor a rank executes it, from the start to a checkpoint, the test and the report."""
-    program = f"from lit_mnist.cli.entry import entry; entry({engine!r})"
-    options = ("--devices", "2", "--max-steps", "2", "--data.val_size", "100", "--data.test_size", "100")
-    command = [sys.executable, "-X", "importtime", "-c", program, *options, "--run-dir", str(tmp_path / "run")]
+@pytest.mark.parametrize(
+    "program",
+    [[str(ROOT / "train.py")], ["-m", "lit_mnist.engines.raw_ddp"], ["-m", "lit_mnist.engines.single"]],
+    ids=["lightning", "raw_ddp", "single"],
+)
+def test_a_training_imports_no_compiler(program: list[str], tmp_path: Path) -> None:
+    """Neither the launcher nor a rank executes it, from the start to a checkpoint, the test and the report.
+
+    A module of an engine is imported before the compiler is deferred, so that one decorator in it would execute it.
+    """
+    options = (
+        "--devices",
+        "1" if program[-1].endswith("single") else "2",
+        "--max-steps",
+        "2",
+        "--data.val_size",
+        "100",
+        "--data.test_size",
+        "100",
+    )
+    command = [sys.executable, "-X", "importtime", *program, *options, "--run-dir", str(tmp_path / "run")]
     done = subprocess.run(
         command, cwd=tmp_path, env=CHILD_ENV, capture_output=True, text=True, timeout=120, check=False
     )
