@@ -23,7 +23,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # A frame of 258 KiB. CPython rounds its chunk up to 512 KiB, and the frames of the function use the rest.
 _SLOTS_OF_LARGE_FRAME = 33_000
 _KEPT_BYTES = 1 << 30
-_MALLOC_VARIABLES = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
+_MALLOC_VARIABLES = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}
 # Larger step IDs stand for the batch script itself, an interactive shell, ...
 _SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 
@@ -158,7 +158,7 @@ def keep_memory() -> None:
     By default malloc returns large blocks to the kernel, which clears each page before the next use: 2,000 pages in
     each step of 128 images. Thresholds that the environment sets are not changed.
     """
-    if _MALLOC_VARIABLES & os.environ.keys():
+    if _MALLOC_VARIABLES & os.environ.keys() or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt

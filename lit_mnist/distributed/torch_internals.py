@@ -8,8 +8,9 @@
   `test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle` (tests/distributed/test_launcher.py).
 - `write_error_file` writes a file that torchrun reads, and `is_gloo_error` matches the text of gloo's errors. Detected
   by tests/distributed/test_distributed_internals.py.
-- `check_input`, `channel_statistics`, `affine_gradients` and `weighted_sum` call kernels of batch norm. Detected by
-  tests/models/test_network_internals.py.
+- `channel_statistics`, `affine_gradients` and `weighted_sum` call kernels of batch norm. Detected by
+  tests/models/test_network_internals.py. `check_input` calls a method of its layers. Detected by
+  `test_sync_batch_norm_accepts_and_rejects_what_batch_norm_does` (tests/models/test_networks.py).
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class ExactAccumulation(Callback):
         require(
             known or not pl_module.automatic_optimization,
             "ExactAccumulation: the train dataloader has no length, so that the last accumulation window of an epoch "
-            "is unknown. Give its dataset a __len__, set limit_train_batches to a number of batches, or remove the "
-            "callback.",
+            "is unknown. Give its dataset a __len__, set limit_train_batches to at most its number of batches, or "
+            "remove the callback.",
         )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -60,7 +60,7 @@ class ExactCheckpoint(Checkpoint):
         require(every_n_train_steps >= 1, f"every_n_train_steps must be at least 1, not {every_n_train_steps}.")
         self.path = Path(dirpath) / "last.ckpt"
         self.every_n_train_steps = every_n_train_steps
-        self._open = ExitStack()
+        self._open, self._loading = ExitStack(), ExitStack()
         self._best_of_ranks = ""  # Set by Lightning in a process that has started ranks, which calls no `setup`.
 
     @property
@@ -246,5 +246,5 @@ class ExactCheckpoint(Checkpoint):
             self._state.load(state["trainer"], has_ended=state["loaders"]["ended"])
 
     def _close(self) -> None:
-        getattr(self, "_loading", self._open).close()
+        self._loading.close()
         self._open.close()

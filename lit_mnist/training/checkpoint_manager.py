@@ -70,9 +70,6 @@ class CheckpointManager:
         self._is_best = False
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        # The section of the last checkpoint, which the engines do not change, as plain values.
-        self._section: Mapping[str, Any] | None = None
-        self._plain_section: dict[str, Any] = {}
 
     def resume(self, best: float) -> None:
         """Restores the best score of a resumed run, unless its best checkpoint was damaged and removed."""
@@ -142,12 +139,8 @@ class CheckpointManager:
         Raises:
             InputError: The previous checkpoint could not be written.
         """
-        if checkpoint[SECTION] is not self._section:
-            self._section, self._plain_section = checkpoint[SECTION], plain_values(checkpoint[SECTION])
-        content = {
-            key: self._plain_section if key == SECTION else plain_values(part, copy=True)
-            for key, part in checkpoint.items()
-        }
+        # The section of a run consists of plain values that do not change.
+        content = {key: part if key == SECTION else plain_values(part, copy=True) for key, part in checkpoint.items()}
         self.wait()
 
         def write(path: Path) -> None:

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lit_mnist.checkpoint.format import SECTION
 from lit_mnist.checkpoint.saved import MANAGER_STATE
+from lit_mnist.checkpoint.serialization import plain_values
 from lit_mnist.errors import InputError
 from lit_mnist.training.job import ExperimentJob
 
@@ -67,7 +68,7 @@ class TrainingState:
         if not self._shared:
             hparams = {"num_classes": job.dataset.num_classes, "seed": job.experiment.seed_everything}
             hparams.update(asdict(job.experiment.model))
-            self._shared = {"hparams_name": None, "hyper_parameters": hparams, SECTION: job.section()}
+            self._shared = {"hparams_name": None, "hyper_parameters": hparams, SECTION: plain_values(job.section())}
         scaler = self.scaler.state_dict()
         return {
             **job.position(self.step),
