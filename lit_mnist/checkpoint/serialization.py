@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import NoneType
@@ -19,6 +19,9 @@ from lit_mnist.errors import InputError
 _ACCEPTED: deque[Any] = deque(maxlen=8)
 # In bits; the reader rejects longer numbers than this.
 _SMALL_NUMBER = 64
+# Far below the limits of the reader, which allows more values for each storage, and not for tensors that share one.
+_FEW_VALUES, _FEW_CHARACTERS, _LITTLE_SHARED, _VALUES_OF_TENSOR = 30_000, 500_000, 2, 40
+_DICTS = {dict, OrderedDict, Counter}
 # In characters; a list that contains itself has no innermost part.
 _LONGEST_PLACE = 100
 
@@ -58,7 +61,7 @@ def _loadable(value: Any) -> memoryview | Exception:
     content, structure = io.BytesIO(), None
     # Values that are nested too deeply have none; the check below names them.
     with suppress(Exception):
-        structure = _structure(value, {})
+        structure = _Content().structure(value)
     try:
         torch.save(value, content)
         # A run saves values of one structure again and again, and the check takes longer than torch.save.
@@ -71,33 +74,63 @@ def _loadable(value: Any) -> memoryview | Exception:
     return content.getbuffer()
 
 
-def _structure(value: Any, storages: dict[int, int]) -> Any:
-    """Returns what decides whether nested values can be loaded: all except the content of numbers, texts and tensors.
+class _Content:
+    """The values of a checkpoint, of which a structure says whether they can be loaded again.
 
-    Args:
-        value: The values.
-        storages: The storages of the tensors before, by address; of which tensors share one.
-
-    Returns:
-        The structure, or None if it is unusual.
+    The structure has the types, the keys, and which tensors share memory, and neither numbers, texts nor shapes, which
+    change from save to save. What the reader limits is counted beside it.
     """
-    kind = type(value)
-    if kind in {float, bool, NoneType} or (kind is int and value.bit_length() <= _SMALL_NUMBER):
-        return kind
-    if kind is str:
-        return kind, len(value)
-    if kind is torch.Tensor and value.layout == torch.strided and not (vars(value) or value.is_quantized):
-        storage = value.untyped_storage()
-        number = storages.setdefault(storage.data_ptr(), len(storages))
-        bits = (value.is_conj(), value.is_neg(), value.requires_grad)
-        return value.dtype, value.device.type, value.shape, value.stride(), storage.nbytes(), number, bits
-    if kind is dict and all(type(key) in {str, int} for key in value):
-        parts = tuple(_structure(part, storages) for part in value.values())
-        return None if None in parts else (kind, tuple(value), parts)
-    if kind in {list, tuple}:
-        parts = tuple(_structure(part, storages) for part in value)
-        return None if None in parts else (kind, parts)
-    return None
+
+    def __init__(self) -> None:
+        self._values = self._characters = self._tensor_bytes = self._storage_bytes = 0
+        # The numbers of the storages, by address.
+        self._storages: dict[int, int] = {}
+
+    def structure(self, value: Any) -> Any:
+        """Returns the structure, or None if values are unusual or so many that the reader may reject them."""
+        structure = self._of(value)
+        few = self._values <= _FEW_VALUES and self._characters <= _FEW_CHARACTERS
+        return structure if few and self._tensor_bytes <= _LITTLE_SHARED * self._storage_bytes else None
+
+    def _of(self, value: Any) -> Any:
+        self._values += 1
+        kind = type(value)
+        if kind in {float, bool, NoneType} or (kind is int and value.bit_length() <= _SMALL_NUMBER):
+            return kind
+        if kind is str:
+            self._characters += len(value)
+            return kind
+        if kind is torch.Tensor:
+            return self._of_tensor(value)
+        if kind in _DICTS and all(type(key) in {str, int} for key in value):
+            keys = tuple(value)
+            self._values += len(keys)
+            self._characters += sum(len(key) for key in keys if type(key) is str)
+            # The state_dict of a module has the versions of its layers as an attribute.
+            attributes = getattr(value, "__dict__", None)
+            parts = tuple(self._of(part) for part in (*value.values(), *([attributes] if attributes else [])))
+            return None if None in parts else (kind, keys, parts)
+        if kind in {list, tuple}:
+            parts = tuple(self._of(part) for part in value)
+            return None if None in parts else (kind, parts)
+        return None
+
+    def _of_tensor(self, tensor: torch.Tensor) -> Any:
+        if tensor.layout != torch.strided or vars(tensor) or tensor.is_quantized:
+            return None
+        storage = tensor.untyped_storage()
+        size, own = storage.nbytes(), tensor.numel() * tensor.itemsize
+        if own > size or size % tensor.itemsize:
+            return None
+        if (address := storage.data_ptr()) in self._storages:
+            self._values += _VALUES_OF_TENSOR
+        else:
+            self._storages[address] = len(self._storages)
+            self._storage_bytes += size
+        self._values += 2 * tensor.dim()
+        self._tensor_bytes += own
+        bits = (tensor.is_conj(), tensor.is_neg(), tensor.requires_grad)
+        return tensor.dtype, tensor.device.type, tensor.dim(), self._storages[address], bits
 
 
 def _find_rejected(value: Any, place: str, error: Exception) -> tuple[str, Any, Exception]:

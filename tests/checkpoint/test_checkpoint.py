@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -244,13 +245,34 @@ def is_accepted(content: dict[Any, Any]) -> bool:
     return True
 
 
-def test_a_structure_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def count_checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     checked: list[Any] = []
     original = serialization.check_archive
     monkeypatch.setattr(serialization, "check_archive", lambda file: (checked.append(1), original(file)))
+    return checked
+
+
+def test_a_structure_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = count_checks(monkeypatch)
     for step in range(100, 120):
-        serialize(structured(step=step, lr=1 / step, weights=torch.rand(SIZE), only="here"))
+        text, state = "x" * step, torch.ones(step, dtype=torch.uint8)
+        serialize(structured(step=step, lr=1 / step, weights=torch.rand(SIZE), only=f"here {text}", state=state))
     assert len(checked) == 1
+
+
+GROWN: dict[str, Callable[[int], dict[str, Any]]] = {
+    "a text": lambda factor: {"text": "x" * (600_000 * factor)},
+    "tensors that share memory": lambda factor: {"parts": [SHARED[: SIZE // 20 * factor**3] for _ in range(20)]},
+    "a tensor that repeats its bytes": lambda factor: {"tensor": torch.ones(8).expand(factor**10, 8)},
+}
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_a_structure_that_was_accepted_is_checked_again_if_its_content_is_too_large(name: str) -> None:
+    small, large = ({"number": 1, "weights": torch.ones(8)} | GROWN[name](factor) for factor in (1, 2))
+    serialize(small)
+    with pytest.raises(InputError):
+        serialize(large)
 
 
 def test_values_that_contain_themselves_are_named_in_one_line() -> None:

@@ -27,13 +27,13 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from ranks import results_of_ranks, stock_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_mnist.checkpoint import file_hash
+from lit_mnist.checkpoint import file_hash, serialization
 from lit_mnist.checkpoint import format as checkpoint_format
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 from lit_mnist.module import LitClassifier
-from lit_mnist.plugins import VerifiedCheckpointIO, checkpoint_io
+from lit_mnist.plugins import ExactCheckpoint, VerifiedCheckpointIO, checkpoint_io
 
 CONTENT = {"state_dict": {"w": torch.arange(12.0).reshape(3, 4), "n": torch.tensor(3)}, "epoch": 2, "lr": 0.1}
 
@@ -344,6 +344,19 @@ def test_it_serves_any_model_checkpoint_of_a_stock_trainer(tmp_path: Path, world
     for found in results_of_ranks(work, tmp_path / "ranks", world_size):
         assert len(found) == 3
         assert found[-1] == "last/last.ckpt"
+
+
+def test_checkpoints_of_one_structure_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check whether a file can be loaded again takes longer than torch.save."""
+    checked: list[Any] = []
+    original = serialization.check_archive
+    monkeypatch.setattr(serialization, "check_archive", lambda file: (checked.append(1), original(file)))
+    loader = DataLoader(TensorDataset(torch.randn(200, 4)), 4)
+    exact, every = ExactCheckpoint(tmp_path / "exact", 1), ModelCheckpoint(tmp_path, every_n_train_steps=1)
+    options: dict[str, Any] = {"enable_checkpointing": True, "plugins": [VerifiedCheckpointIO()]}
+    stock_trainer(1, tmp_path, max_steps=40, callbacks=[exact, every], **options).fit(Net(), loader)
+    # Each of the two callbacks has a structure of its own, and another one at the end.
+    assert len(checked) <= 4
 
 
 def test_a_checkpoint_of_the_template_is_verified_when_it_is_loaded(
