@@ -29,7 +29,8 @@ def process_generators() -> dict[str, Any]:
         "numpy": (str(kind), np.asarray(keys), int(position), int(has_gauss), float(gauss)),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    # Asking whether there are GPUs takes longer than all of the above.
+    if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state().clone()
     return state
 
@@ -68,19 +69,34 @@ def find_generators(*roots: Any) -> Iterator[tuple[str, Any]]:
     stack = [(str(number), root) for number, root in enumerate(roots)]
     # The objects themselves, since the identity of a deleted one may be used again.
     seen: dict[int, Any] = {}
+    # Comparing each object with all these classes would take twice as long.
+    kinds: dict[type, str] = {}
     while stack and len(seen) < _MOST_OBJECTS:
         path, value = stack.pop()
-        if id(value) in seen or value is None or isinstance(value, _LEAVES):
+        if (kind := kinds.get(type(value))) is None:
+            kind = kinds[type(value)] = _kind_of(type(value))
+        if kind == "leaf" or id(value) in seen:
             continue
         seen[id(value)] = value
-        if isinstance(value, GENERATORS):
+        if kind == "generator":
             yield path, value
-        elif isinstance(value, Mapping | list | tuple):
+        elif kind == "container":
             if len(value) <= _LONGEST_CONTAINER:
                 pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
                 stack += [(f"{path}.{key}", item) for key, item in pairs]
-        elif hasattr(value, "__dict__") and not type(value).__module__.startswith("lightning.pytorch.trainer"):
+        elif kind == "object" and hasattr(value, "__dict__"):
             stack += [(f"{path}.{key}", item) for key, item in vars(value).items() if key != "_iterator"]
+
+
+def _kind_of(kind: type) -> str:
+    """Returns how `find_generators` treats the instances of a class."""
+    if issubclass(kind, (*_LEAVES, type(None))):
+        return "leaf"
+    if issubclass(kind, GENERATORS):
+        return "generator"
+    if issubclass(kind, Mapping | list | tuple):
+        return "container"
+    return "of the Trainer" if kind.__module__.startswith("lightning.pytorch.trainer") else "object"
 
 
 def state_of(generator: Any) -> Any:

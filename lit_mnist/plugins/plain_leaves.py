@@ -38,7 +38,17 @@ def is_immediate(value: Any) -> bool:
         return math.isfinite(value)
     if kind is int:
         return -(1 << 63) <= value < 1 << 63
-    return value is None or kind is bool or (kind is str and not any("\ud800" <= each <= "\udfff" for each in value))
+    if kind is str:
+        return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
+    return value is None or kind is bool
+
+
+def are_immediate(values: list[Any]) -> bool:
+    """Returns whether JSON has all of some values exactly."""
+    if set(map(type, values)) == {int}:
+        # The state of a generator has hundreds of numbers.
+        return is_immediate(min(values)) and is_immediate(max(values))
+    return all(map(is_immediate, values))
 
 
 def _torch_constant(name: str, kind: type) -> Any:

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from lit_mnist.plugins.plain_classes import attributes_of, can_be_built, find_class, hashes_content, name_of
-from lit_mnist.plugins.plain_leaves import descr_of, is_immediate, leaf
+from lit_mnist.plugins.plain_leaves import are_immediate, descr_of, is_immediate, leaf
 from lit_mnist.plugins.plain_reader import BASES, DICTS, MUTABLE, Unpacker
 from lit_mnist.plugins.plain_tensors import has_plain_memory, pack_tensors
 
@@ -194,7 +194,10 @@ class Packer:
             elif base in _CONTENT:
                 node["content"] = self.add(_CONTENT[base](value))
             else:
-                node["items"] = [self.add(each, f"{place}[{index}]") for index, each in enumerate(base.__iter__(value))]  # type: ignore[attr-defined]
+                items = list(base.__iter__(value))  # type: ignore[attr-defined]
+                if not are_immediate(items):
+                    items = [self.add(each, f"{place}[{index}]") for index, each in enumerate(items)]
+                node["items"] = items
             if isinstance(value, defaultdict):
                 node["factory"] = self.add(value.default_factory, f"{place}.default_factory")
         return {**node, "length": value.maxlen} if isinstance(value, deque) else node
