@@ -102,16 +102,16 @@ class _Content:
             return kind
         if kind is torch.Tensor:
             return self._of_tensor(value)
-        if kind in _DICTS and all(type(key) in {str, int} for key in value):
+        if kind in _DICTS and set(map(type, value)) <= {str, int}:
             keys = tuple(value)
             self._values += len(keys)
-            self._characters += sum(len(key) for key in keys if type(key) is str)
+            self._characters += len("".join(map(str, keys)))
             # The state_dict of a module has the versions of its layers as an attribute.
             attributes = getattr(value, "__dict__", None)
-            parts = tuple(self._of(part) for part in (*value.values(), *([attributes] if attributes else [])))
+            parts = tuple(map(self._of, (*value.values(), attributes) if attributes else value.values()))
             return None if None in parts else (kind, keys, parts)
         if kind in {list, tuple}:
-            parts = tuple(self._of(part) for part in value)
+            parts = tuple(map(self._of, value))
             return None if None in parts else (kind, parts)
         return None
 
