@@ -67,6 +67,17 @@ def as_bytes(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.cpu().numpy().tobytes())
 
 
+def _file_of(text: bytes) -> bytes:
+    """Returns what `safetensors.torch.save` returns for a text alone, in a quarter of the time.
+
+    ExactCheckpoint hashes the indices of each batch in this form.
+    """
+    entry = {"dtype": "U8", "shape": [len(text)], "data_offsets": [0, len(text)]}
+    header = json.dumps({"json": entry}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + text
+
+
 class Packer:
     """Builds the graph of some values.
 
@@ -131,6 +142,8 @@ class Packer:
         """
         arrays = pack_tensors(self._tensors, self._nodes)
         text = json.dumps({"root": root, "nodes": self._nodes}).encode()
+        if not arrays:
+            return _file_of(text)
         return safetensors.torch.save({**arrays, "json": torch.frombuffer(bytearray(text), dtype=torch.uint8)})
 
     def _node(self, value: Any, place: str, number: int) -> _Node:

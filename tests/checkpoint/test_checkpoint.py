@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import random
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import Program, flipped
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from lit_mnist.checkpoint import serialization
@@ -273,6 +278,47 @@ def test_a_structure_that_was_accepted_is_checked_again_if_its_content_is_too_la
     serialize(small)
     with pytest.raises(InputError):
         serialize(large)
+
+
+BASE = torch.arange(4_000.0)
+TENSORS = st.one_of(
+    st.integers(0, 2_000).map(torch.zeros),
+    st.integers(1, 2_000).map(lambda count: BASE[:count]),
+    st.integers(1, 2_000).map(lambda count: BASE[::2][:count]),
+    st.integers(1, 2_000).map(lambda count: torch.ones(1).expand(count)),
+    st.sampled_from([torch.arange(5), torch.ones(3, 4).t(), torch.ones(2, dtype=torch.complex64).conj(), NESTED]),
+)
+NUMBERS = st.sampled_from([0, 1.5, None, True, 2**63 - 1, 2**70, 2**200])
+TEXTS = st.sampled_from([1, 1_000, 1_200_000]).map("x".__mul__)
+# Values whose leaves are not known yet.
+STRUCTURES = st.recursive(
+    st.sampled_from([TENSORS, NUMBERS, TEXTS]),
+    lambda parts: st.one_of(
+        st.lists(parts, max_size=4),
+        st.lists(parts, max_size=4).map(tuple),
+        st.dictionaries(st.sampled_from(["a", "b", 1, 2**70]), parts, max_size=4),
+        st.dictionaries(st.sampled_from("abc"), parts, max_size=3).map(OrderedDict),
+    ),
+    max_leaves=8,
+)
+
+
+def fill(structure: Any, data: st.DataObject) -> Any:
+    """Returns values of a structure."""
+    if isinstance(structure, dict):
+        return type(structure)((key, fill(part, data)) for key, part in structure.items())
+    if isinstance(structure, list | tuple):
+        return type(structure)(fill(part, data) for part in structure)
+    return data.draw(structure)
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(STRUCTURES, st.data())
+def test_what_a_save_accepts_can_be_loaded_whatever_was_saved_before(structure: Any, data: st.DataObject) -> None:
+    serialization._ACCEPTED.clear()
+    for _ in range(4):
+        with suppress(InputError):
+            check_archive(io.BytesIO(serialize({"value": fill(structure, data)})))
 
 
 def test_values_that_contain_themselves_are_named_in_one_line() -> None:

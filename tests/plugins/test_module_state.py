@@ -325,6 +325,13 @@ def test_nested_values_are_restored_exactly(value: Any) -> None:
     assert exactly(unpack(pack(value), CPU)) == exactly(value)
 
 
+@pytest.mark.parametrize("length", [*range(12), 10_000])
+def test_values_without_tensors_are_the_file_that_safetensors_writes(length: int) -> None:
+    content = pack(["x" * length])
+    text = safetensors.torch.load(content)["json"]
+    assert content == safetensors.torch.save({"json": text})
+
+
 ARRAYS = [
     np.arange(6).reshape(2, 3).T,
     np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8", (2,))]),
