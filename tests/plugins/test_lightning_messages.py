@@ -53,14 +53,17 @@ def logged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     before = [(logger, list(logger.filters)) for logger in loggers]
     for logger in loggers:
         logger.filters.clear()
-    for package in PACKAGES:
-        logging.getLogger(package).addHandler(handler)
-        # As each package sets it when it is imported.
-        monkeypatch.setattr(logging.getLogger(package), "level", logging.INFO)
+    packages = [(logging.getLogger(package), logging.getLogger(package).level) for package in PACKAGES]
+    for logger, _ in packages:
+        logger.addHandler(handler)
+        # As each package sets it when it is imported, and other tests do not. A logger remembers what it lets through
+        # until `setLevel` is called.
+        logger.setLevel(logging.INFO)
     with warnings.catch_warnings():
         yield found
-    for package in PACKAGES:
-        logging.getLogger(package).removeHandler(handler)
+    for logger, level in packages:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
     for logger, filters in before:
         logger.filters[:] = filters
 
