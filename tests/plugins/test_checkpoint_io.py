@@ -346,7 +346,18 @@ def test_it_serves_any_model_checkpoint_of_a_stock_trainer(tmp_path: Path, world
         assert found[-1] == "last/last.ckpt"
 
 
-def test_checkpoints_of_one_structure_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Milestones(Net):
+    """Its schedule has a Counter."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), 0.1)
+        return [optimizer], [torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20])]
+
+
+@pytest.mark.parametrize("module", [Net, Milestones])
+def test_checkpoints_of_one_structure_are_checked_once(
+    module: type[Net], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The check whether a file can be loaded again takes longer than torch.save."""
     checked: list[Any] = []
     original = serialization.check_archive
@@ -354,7 +365,7 @@ def test_checkpoints_of_one_structure_are_checked_once(tmp_path: Path, monkeypat
     loader = DataLoader(TensorDataset(torch.randn(200, 4)), 4)
     exact, every = ExactCheckpoint(tmp_path / "exact", 1), ModelCheckpoint(tmp_path, every_n_train_steps=1)
     options: dict[str, Any] = {"enable_checkpointing": True, "plugins": [VerifiedCheckpointIO()]}
-    stock_trainer(1, tmp_path, max_steps=40, callbacks=[exact, every], **options).fit(Net(), loader)
+    stock_trainer(1, tmp_path, max_steps=40, callbacks=[exact, every], **options).fit(module(), loader)
     # Each of the two callbacks has a structure of its own, and another one at the end.
     assert len(checked) <= 4
 
