@@ -99,20 +99,26 @@ class IndexRecord:
 
     def __init__(self) -> None:
         self._given: deque[str | None] = deque()
+        self._skip = 0
         self.order: str | None = ""
 
     @contextmanager
-    def watch(self, loader: Any) -> Iterator[None]:
-        """Records the indices of the iterator that is created within the body."""
+    def watch(self, loader: Any, skip: int = 0) -> Iterator[None]:
+        """Records the indices of the iterator that is created within the body.
+
+        Args:
+            loader: The DataLoader.
+            skip: Number of batches at the start of the iteration whose indices are recorded, but not loaded.
+        """
         self._given.clear()
-        self.order = ""
+        self.order, self._skip = "", skip
         sampler = index_sampler(loader)
         if sampler is None:
             yield
             return
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         # A DataLoader rejects the assignment of another sampler. Its iterator keeps the one that it was created with.
-        vars(loader)[name] = _Watched(sampler, self._given)
+        vars(loader)[name] = _Watched(sampler, self._given, skip)
         try:
             yield
         finally:
@@ -120,6 +126,12 @@ class IndexRecord:
 
     def next(self) -> str | None:
         """Returns the SHA-256 of the indices of the next batch, or None if they are unknown."""
+        skip, self._skip = self._skip, 0
+        for _ in range(skip):
+            self._advance()
+        return self._advance()
+
+    def _advance(self) -> str | None:
         indices = self._given.popleft() if self._given else None
         known = None not in (indices, self.order)
         self.order = hashlib.sha256(f"{self.order} {indices}".encode()).hexdigest() if known else None
@@ -127,10 +139,10 @@ class IndexRecord:
 
 
 class _Watched:
-    """A sampler that records what it gives."""
+    """A sampler that records what it gives, except that its first iteration records the first `skip` values only."""
 
-    def __init__(self, sampler: Any, given: deque[str | None]) -> None:
-        self._sampler, self._given = sampler, given
+    def __init__(self, sampler: Any, given: deque[str | None], skip: int) -> None:
+        self._sampler, self._given, self._skip = sampler, given, skip
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
@@ -145,9 +157,12 @@ class _Watched:
         return self._record(iter(self._sampler))
 
     def _record(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        for indices in iterator:
+        # A DataLoader with workers creates an iterator that it does not use.
+        skip, self._skip = self._skip, 0
+        for number, indices in enumerate(iterator):
             self._given.append(_digest_of_indices(indices))
-            yield indices
+            if number >= skip:
+                yield indices
 
 
 def _digest_of_indices(indices: Any) -> str | None:

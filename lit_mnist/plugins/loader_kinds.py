@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 _LIBRARIES = ("torch.", "torchdata.", "lightning.", "lit_mnist.", "builtins")
 
@@ -62,6 +63,28 @@ def seeks(loader: Any) -> bool:
     in_workers = isinstance(loader, DataLoader) and loader.num_workers > 0
     drawn = in_workers and not _can_seek(loader) and not isinstance(loader.dataset, TensorDataset)
     return seekable(loader) is not None and not drawn
+
+
+def skips(loader: Any) -> bool:
+    """Returns whether batches of a DataLoader can be skipped by drawing only their indices.
+
+    Loading a batch must have no effect, which is known of tensors only. Other datasets may draw numbers, or count.
+    """
+    return (
+        type(loader) is DataLoader
+        and _has_tensors_only(loader.dataset)
+        and loader.collate_fn is default_collate
+        # Such workers keep the iterator of an earlier epoch.
+        and not loader.persistent_workers
+    )
+
+
+def _has_tensors_only(dataset: Any) -> bool:
+    if type(dataset) is Subset:
+        return _has_tensors_only(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(_has_tensors_only(each) for each in dataset.datasets)
+    return type(dataset) is TensorDataset and all(type(each) is Tensor for each in dataset.tensors)
 
 
 def loads_here(loader: Any) -> bool:

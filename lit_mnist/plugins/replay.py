@@ -30,8 +30,9 @@ class ReplayLoader(LoaderProxy):
 
     A loader that can seek (see `loader_kinds`) is asked to seek. A loader with a state that covers everything loads it.
     Of any other, it requires only that the batches of an epoch are a function of random numbers: the generators are set
-    to their states at the start of the epoch, and as many batches as were used are loaded again. The seeds of worker
-    processes follow from these states. A position that something else has restored before is replaced, not added to.
+    to their states at the start of the epoch, and as many batches as were used are loaded again, or only their indices
+    are drawn again if loading has no effect. The seeds of worker processes follow from these states. A position that
+    something else has restored before is replaced, not added to.
 
     Args:
         loader: The dataloader.
@@ -136,19 +137,20 @@ class ReplayLoader(LoaderProxy):
         self._set_generators(start["iter"])
         self._rewind(start)
         # The last batch is loaded again, so that it can be verified.
-        skipped = max(used - 1, 0) if kinds.seeks(self._loader) else 0
-        self._seek(skipped)
-        self._begin()
+        seeks = kinds.seeks(self._loader)
+        skipped = max(used - 1, 0) if seeks or kinds.skips(self._loader) else 0
+        self._seek(skipped if seeks else 0)
+        self._begin(0 if seeks else skipped)
         if "fetch" in start:
             self._set_generators(start["fetch"])
         self._start, self.delivered = start, skipped
-        self._repeat(position)
+        self._repeat(position, seeks=seeks)
 
-    def _repeat(self, position: dict[str, Any]) -> None:
-        """Loads the batches that were used, or the last of them after a seek, and verifies it."""
+    def _repeat(self, position: dict[str, Any], *, seeks: bool) -> None:
+        """Loads the batches that were used, or the last of them if the others are skipped, and verifies it."""
         used, last, skipped = position["used"], position["last"], self.delivered
         while self.delivered < used:
-            if self.delivered == used - 1 and last["before"]:
+            if self.delivered == used - 1 and last["before"] and (seeks or not skipped):
                 # The training has drawn from these generators since the batch before.
                 self._set_generators(last["before"])
             try:
@@ -157,13 +159,13 @@ class ReplayLoader(LoaderProxy):
             except StopIteration:
                 raise InputError(changed(f"has fewer than the {used} batches that were used")) from None
         if used:
-            check_same(self._recent[-1], last, used, alone=skipped > 0)
+            check_same(self._recent[-1], last, used, alone=seeks and skipped > 0)
         if skipped:
             self._record.order = last["order"]
-            self._recent[-1] = self._recent[-1]._replace(order=last["order"])
+            self._recent[-1] = self._recent[-1]._replace(order=last["order"], before=last["before"])
             restore_object_generators(position["own"], self._loader)
 
-    def _begin(self) -> None:
+    def _begin(self, skip: int = 0) -> None:
         loader = self._loader
         again = self._begun > 0 and bool(getattr(loader, "persistent_workers", False))
         self._start = {"iter": self._generators(), "again": again, "sampler": _state_of_sampler(loader)}
@@ -172,7 +174,7 @@ class ReplayLoader(LoaderProxy):
         self._begun, self._sized = self._begun + 1, kinds.length_of(loader) is not None
         with self._in_stream() as stack:
             if not kinds.uses_state(loader):
-                stack.enter_context(self._record.watch(loader))
+                stack.enter_context(self._record.watch(loader, skip))
             self._iterator = iter(loader)
 
     def _rewind(self, start: dict[str, Any]) -> None:

@@ -16,7 +16,19 @@ from killed_runs import SignalAt, Training
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from ranks import stock_trainer
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lit_mnist.errors import InputError
@@ -226,6 +238,89 @@ def test_other_contents_are_found_after_a_seek_and_in_a_replay(draws: bool, tmp_
             fit(tmp_path / name, make(Other(draws)))
     with pytest.raises(InputError, match="now has 7 batches instead of 8"):
         fit(tmp_path / "replay", plain(Fewer(draws)))
+
+
+class Drawing(Sampler[int]):
+    """Draws each index when it is needed, between the numbers that the training draws."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(COUNT):
+            yield int(torch.randint(COUNT, ()))
+
+
+class Marked(torch.Tensor):
+    """A tensor that may do anything when it is indexed."""
+
+
+def _tensors(first: int = 0, count: int = COUNT) -> TensorDataset:
+    return TensorDataset(torch.arange(float(first), first + count), torch.zeros(count))
+
+
+def _halves() -> Any:
+    return ConcatDataset([_tensors(0, COUNT // 2), Subset(_tensors(), range(COUNT // 2, COUNT))])
+
+
+def _collate(samples: list[Any]) -> Any:
+    return default_collate(samples)
+
+
+# Of these, nothing but the last batch before the save is read again.
+READ_ONCE: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
+    "shuffled": lambda _: DataLoader(_tensors(), 8, shuffle=True),
+    "in order": lambda _: DataLoader(_tensors(), 8),
+    "parts": lambda own: DataLoader(_halves(), 8, shuffle=True, generator=own),
+    "drawn with replacement": lambda _: DataLoader(_tensors(), 8, sampler=RandomSampler(range(COUNT), True)),
+    "weighted": lambda own: DataLoader(
+        _tensors(), batch_sampler=BatchSampler(WeightedRandomSampler(range(1, 65), COUNT, generator=own), 8, False)
+    ),
+    "drawn one by one": lambda _: DataLoader(_tensors(), 8, sampler=Drawing()),
+    "workers": lambda _: DataLoader(_tensors(), 8, shuffle=True, num_workers=2),
+}
+# Loading a batch of these may have an effect.
+READ_AGAIN: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
+    "a function that collates": lambda _: DataLoader(_tensors(), 8, shuffle=True, collate_fn=_collate),
+    "a class of tensors": lambda _: DataLoader(
+        TensorDataset(torch.arange(float(COUNT)).as_subclass(Marked), torch.zeros(COUNT)), 8, shuffle=True
+    ),
+    "persistent workers": lambda _: DataLoader(_tensors(), 8, shuffle=True, num_workers=2, persistent_workers=True),
+}
+
+
+@pytest.mark.parametrize("name", [*READ_ONCE, *READ_AGAIN])
+def test_what_only_reads_tensors_is_not_read_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, read = {**READ_ONCE, **READ_AGAIN}[name], list[int]()
+    original = TensorDataset.__getitem__
+    monkeypatch.setattr(TensorDataset, "__getitem__", lambda data, index: read.append(index) or original(data, index))
+
+    class Drawn(Net):
+        """Draws from the generator of its dataloader in each step."""
+
+        def __init__(self) -> None:
+            generator = torch.Generator().manual_seed(5)
+            super().__init__(lambda: make(generator))
+            self.shared = generator
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss * float(1 + torch.rand((), generator=self.shared))
+
+    def run(folder: str, *callbacks: Callback) -> Net:
+        return fit(tmp_path / folder, None, *callbacks, module=Drawn)[0]
+
+    whole = run("whole")
+    for step in (1, 3, PER_EPOCH - 1, PER_EPOCH, PER_EPOCH + 5):
+        run(str(step), At(step + 1, interrupt))
+        read.clear()
+        resumed = run(str(step))
+        assert resumed.seen == whole.seen
+        assert torch.equal(resumed.net.weight, whole.net.weight)
+        if "workers" not in name:
+            used = step % PER_EPOCH
+            again = min(used, 1) if name in READ_ONCE else used
+            assert len(read) == 8 * (3 * PER_EPOCH - step + again)
 
 
 def _stateful(sampler: Any) -> Callable[[], Any]:
