@@ -163,14 +163,15 @@ class ReplayLoader(LoaderProxy):
         if skipped:
             self._record.order = last["order"]
             self._recent[-1] = self._recent[-1]._replace(order=last["order"], before=last["before"])
-            restore_object_generators(position["own"], self._loader)
+        # The training may have drawn from these generators after the last batch.
+        restore_object_generators(position["own"], self._loader)
 
     def _begin(self, skip: int = 0) -> None:
         loader = self._loader
         again = self._begun > 0 and bool(getattr(loader, "persistent_workers", False))
         self._start = {"iter": self._generators(), "again": again, "sampler": _state_of_sampler(loader)}
         self._stream = RandomStream() if kinds.draws_here(loader) else None
-        self._own = list(find_generators(loader)) if kinds.loads_here(loader) else []
+        self._own = list(find_generators(loader))
         self._begun, self._sized = self._begun + 1, kinds.length_of(loader) is not None
         with self._in_stream() as stack:
             if not kinds.uses_state(loader):

@@ -269,29 +269,31 @@ def _collate(samples: list[Any]) -> Any:
 
 # Of these, nothing but the last batch before the save is read again.
 READ_ONCE: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
-    "shuffled": lambda _: DataLoader(_tensors(), 8, shuffle=True),
-    "in order": lambda _: DataLoader(_tensors(), 8),
+    "shuffled": lambda own: DataLoader(_tensors(), 8, shuffle=True, generator=own),
+    "in order": lambda own: DataLoader(_tensors(), 8, generator=own),
     "parts": lambda own: DataLoader(_halves(), 8, shuffle=True, generator=own),
-    "drawn with replacement": lambda _: DataLoader(_tensors(), 8, sampler=RandomSampler(range(COUNT), True)),
+    "without a generator": lambda own: DataLoader(_halves(), 8, shuffle=True),
     "weighted": lambda own: DataLoader(
         _tensors(), batch_sampler=BatchSampler(WeightedRandomSampler(range(1, 65), COUNT, generator=own), 8, False)
     ),
-    "drawn one by one": lambda _: DataLoader(_tensors(), 8, sampler=Drawing()),
-    "workers": lambda _: DataLoader(_tensors(), 8, shuffle=True, num_workers=2),
+    "drawn one by one": lambda own: DataLoader(_tensors(), 8, sampler=Drawing(), generator=own),
+    "workers": lambda own: DataLoader(_tensors(), 8, shuffle=True, num_workers=2, generator=own),
 }
 # Loading a batch of these may have an effect.
 READ_AGAIN: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
-    "a function that collates": lambda _: DataLoader(_tensors(), 8, shuffle=True, collate_fn=_collate),
-    "a class of tensors": lambda _: DataLoader(
-        TensorDataset(torch.arange(float(COUNT)).as_subclass(Marked), torch.zeros(COUNT)), 8, shuffle=True
+    "a function that collates": lambda own: DataLoader(_tensors(), 8, shuffle=True, collate_fn=_collate, generator=own),
+    "a class of tensors": lambda own: DataLoader(
+        TensorDataset(torch.arange(float(COUNT)).as_subclass(Marked), torch.zeros(COUNT)), 8, generator=own
     ),
-    "persistent workers": lambda _: DataLoader(_tensors(), 8, shuffle=True, num_workers=2, persistent_workers=True),
+    "persistent workers": lambda own: DataLoader(
+        _tensors(), 8, shuffle=True, num_workers=2, persistent_workers=True, generator=own
+    ),
 }
 
 
 @pytest.mark.parametrize("name", [*READ_ONCE, *READ_AGAIN])
 def test_what_only_reads_tensors_is_not_read_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, read = {**READ_ONCE, **READ_AGAIN}[name], list[int]()
+    make, read, shared = {**READ_ONCE, **READ_AGAIN}[name], list[int](), torch.Generator()
     original = TensorDataset.__getitem__
     monkeypatch.setattr(TensorDataset, "__getitem__", lambda data, index: read.append(index) or original(data, index))
 
@@ -299,13 +301,13 @@ def test_what_only_reads_tensors_is_not_read_again(name: str, tmp_path: Path, mo
         """Draws from the generator of its dataloader in each step."""
 
         def __init__(self) -> None:
-            generator = torch.Generator().manual_seed(5)
-            super().__init__(lambda: make(generator))
-            self.shared = generator
+            # The module does not refer to it, but the dataloader does.
+            shared.manual_seed(5)
+            super().__init__(lambda: make(shared))
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            loss = super().training_step(batch, batch_idx)
-            return loss * float(1 + torch.rand((), generator=self.shared))
+            generator = None if name == "without a generator" else shared
+            return super().training_step(batch, batch_idx) * float(1 + torch.rand((), generator=generator))
 
     def run(folder: str, *callbacks: Callback) -> Net:
         return fit(tmp_path / folder, None, *callbacks, module=Drawn)[0]
