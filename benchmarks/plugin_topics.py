@@ -31,8 +31,8 @@ PLUGINS = {
 # With the least ratio of all plugins to it.
 _OTHERS = {STOCK_SAVING: None, STOCK_EXCHANGING: 0.95, STOCK_DEFAULTS: 1.0}
 PLUGIN_STEPS, STEPS_BETWEEN_SAVES = 120, 20
-# The kinds of dataloaders with which benchmarks/resume.py resumes: the first two can seek or have a state.
-RESUMED = ("seekable", "StatefulDataLoader", "map-style", "iterable")
+# The dataloaders with which benchmarks/resume.py resumes: the batches of the last two are loaded again.
+RESUMED = ("seekable", "StatefulDataLoader", "TensorDataset", "map-style", "iterable")
 _FEW, _MANY = 100, 10_000
 
 
@@ -110,8 +110,8 @@ def resume() -> Topic:
         ratios=ratios,
         notes=(
             "A linear layer on 64 samples per batch under a stock Trainer with ExactCheckpoint. `seekable`: a "
-            "DataLoader with ExactDistributedSampler. The batches of a map-style DataLoader that shuffles, and of an "
-            "iterable one, are loaded again.",
+            "DataLoader with ExactDistributedSampler. Of a DataLoader that shuffles a TensorDataset, only the indices "
+            "are drawn again. The batches of a user's map-style dataset, and of an iterable one, are loaded again.",
         ),
     )
 

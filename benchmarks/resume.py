@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from benchmarks.plugin_topics import RESUMED
 from lit_mnist.plugins import ExactCheckpoint, ExactDistributedSampler
@@ -53,6 +53,19 @@ class _Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return (self.data[number] for number in range(len(self.data)))
+
+
+class _Samples(Dataset[Any]):
+    """Samples by their index, read by a class of the user's."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
 
 
 class _InterruptedError(Exception):
@@ -92,7 +105,9 @@ def _loader(kind: str) -> Any:
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         return StatefulDataLoader(data, _BATCH, shuffle=True)
-    return DataLoader(_Stream(data), _BATCH) if kind == "iterable" else DataLoader(data, _BATCH, shuffle=True)
+    if kind == "iterable":
+        return DataLoader(_Stream(data), _BATCH)
+    return DataLoader(data if kind == "TensorDataset" else _Samples(data), _BATCH, shuffle=True)
 
 
 def _fit(kind: str, folder: str, first: int, last: int) -> _Clock:
