@@ -20,6 +20,9 @@ _TIMEOUT_S = 1800
 _ROOT = str(Path(__file__).parents[1])
 # The program that users run, by path: a measurement runs in a folder of its own.
 TRAIN = Path(_ROOT) / "train.py"
+# Enough for a median after the warm-up; no validation, and a short test.
+STEPS = 120
+SHORT = ("--data.val_size", 0, "--data.test_size", 100, "--trainer.accelerator", "cpu")
 
 
 def run_python(*words: object, folder: Path, gpus: bool = False) -> str:
@@ -77,6 +80,15 @@ def train(folder: Path, *flags: object, engine: str = "lightning", gpus: bool = 
     program = (TRAIN,) if engine == "lightning" else ("-m", f"lit_mnist.engines.{engine}")
     run_python(*program, *flags, "--run-dir", folder / "run", folder=folder, gpus=gpus)
     return result_of(folder)
+
+
+def short_run(engine: str, ranks: int, flags: Sequence[object], folder: Path, steps: int = STEPS) -> dict[str, float]:
+    """Trains some steps on processors, and returns the images per second and the memory of all ranks in bytes."""
+    result = train(folder, "--devices", ranks, "--max-steps", steps, *SHORT, *flags, engine=engine)
+    return {
+        "images_per_s": float(result["train"]["images_per_s"]),
+        "memory_bytes": float(result["peak_memory_bytes"]),
+    }
 
 
 def result_of(folder: Path) -> dict[str, Any]:
