@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
+_INDICES = (list, tuple, range, np.ndarray, Tensor)
 _LIBRARIES = ("torch.", "torchdata.", "lightning.", "lit_mnist.", "builtins")
 
 
@@ -81,7 +83,7 @@ def skips(loader: Any) -> bool:
 
 def _has_tensors_only(dataset: Any) -> bool:
     if type(dataset) is Subset:
-        return _has_tensors_only(dataset.dataset)
+        return type(dataset.indices) in _INDICES and _has_tensors_only(dataset.dataset)
     if type(dataset) is ConcatDataset:
         return all(_has_tensors_only(each) for each in dataset.datasets)
     return type(dataset) is TensorDataset and all(type(each) is Tensor for each in dataset.tensors)
