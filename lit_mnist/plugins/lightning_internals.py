@@ -13,7 +13,9 @@ ExactCheckpoint, whose tests are in tests/plugins/test_exact_internals.py:
 5. `uses_dataloader_iter`: how Lightning reads the argument. `test_a_dataloader_iter_is_found`.
 6. `tensor_version`: torch's count of in-place changes. `test_a_change_in_place_is_found`.
 7. `wrap_setup_data`, `skip_restart_logic`: called once before and once in the first epoch, and between the reset of the
-   loop and its first batch. `test_the_loops_call_the_wrapped_functions`; `end_restart`: `test_a_restart_is_ended`.
+   loop and its first batch. `test_the_loops_call_the_wrapped_functions`; `end_restart`: `test_a_restart_is_ended`;
+   `epochs_of_reload`, `in_epoch`, `set_validation_reload`: `test_loaders_are_reloaded_as_without_an_interruption` in
+   tests/plugins/test_position.py.
 8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`
    and `test_the_ended_loaders_of_several_are_known_and_set`.
 9. `names_of_the_framework`: the attributes that are not the user's. `test_the_attributes_of_the_framework_are_known`.
@@ -21,9 +23,10 @@ ExactCheckpoint, whose tests are in tests/plugins/test_exact_internals.py:
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -117,18 +120,55 @@ def tensor_version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def wrap_setup_data(trainer: Trainer, before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
-    """Calls functions before and after a fit and each epoch set up the dataloaders; returns a function to undo it."""
-    loop = trainer.fit_loop
+def wrap_setup_data(loop: Any, around: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
+    """Lets a fit or a validation loop set up its dataloaders within a context; returns a function to undo it."""
     setup = loop.setup_data
 
     def wrapped() -> None:
-        before()
-        setup()
-        after()
+        with around():
+            setup()
 
-    loop.setup_data = wrapped  # type: ignore[method-assign]
+    loop.setup_data = wrapped
     return lambda: vars(loop).pop("setup_data", None) and None
+
+
+def validation_loop(trainer: Trainer) -> Any:
+    """Returns the loop that validates within a fit."""
+    return trainer.fit_loop.epoch_loop.val_loop
+
+
+def epochs_of_reload(trainer: Trainer) -> dict[str, Any]:
+    """Returns the epochs in which the dataloaders of a fit were last set up; None for those that were not."""
+    epochs = {
+        "train": trainer.fit_loop._last_train_dl_reload_epoch,
+        "validation": validation_loop(trainer)._last_val_dl_reload_epoch,
+    }
+    return {name: int(epoch) if math.isfinite(epoch) else None for name, epoch in epochs.items()}
+
+
+def is_reload_due(trainer: Trainer, epoch: int | None) -> bool:
+    """Returns whether dataloaders that were set up in an epoch are set up again in the current one."""
+    every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined] # Lightning sets it elsewhere
+    return bool(every) and epoch is not None and trainer.current_epoch - epoch >= every
+
+
+def set_validation_reload(trainer: Trainer, epoch: int | None) -> None:
+    """Restores what `epochs_of_reload` has returned for the validation."""
+    if epoch is not None:
+        validation_loop(trainer)._last_val_dl_reload_epoch = epoch
+
+
+@contextmanager
+def in_epoch(trainer: Trainer, epoch: int | None) -> Iterator[None]:
+    """Lets a Trainer that reloads its dataloaders set them up as in an earlier epoch, from which it counts."""
+    progress = trainer.fit_loop.epoch_progress.current
+    before = progress.completed
+    if epoch is not None and trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+        progress.completed = epoch
+    try:
+        yield
+    finally:
+        progress.completed = before
 
 
 def end_restart(trainer: Trainer) -> None:

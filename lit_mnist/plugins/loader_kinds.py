@@ -41,7 +41,7 @@ def uses_state(loader: Any) -> bool:
         return True
     if isinstance(loader.dataset, IterableDataset):
         return is_stateful(loader.dataset)
-    drawn = loader.num_workers and not isinstance(loader.dataset, TensorDataset) and not is_stateful(loader.dataset)
+    drawn = loader.num_workers and not _reads_tensors(loader) and not is_stateful(loader.dataset)
     return not drawn and _repeats_order(index_sampler(loader))
 
 
@@ -63,7 +63,7 @@ def seeks(loader: Any) -> bool:
     The generators of worker processes depend on the batches that they have loaded.
     """
     in_workers = isinstance(loader, DataLoader) and loader.num_workers > 0
-    drawn = in_workers and not _can_seek(loader) and not isinstance(loader.dataset, TensorDataset)
+    drawn = in_workers and not _can_seek(loader) and not _reads_tensors(loader)
     return seekable(loader) is not None and not drawn
 
 
@@ -76,9 +76,21 @@ def skips(loader: Any) -> bool:
         type(loader) is DataLoader
         and _has_tensors_only(loader.dataset)
         and loader.collate_fn is default_collate
+        and not _changes_workers(loader)
         # Such workers keep the iterator of an earlier epoch.
         and not loader.persistent_workers
     )
+
+
+def _reads_tensors(loader: Any) -> bool:
+    return isinstance(loader.dataset, TensorDataset) and not _changes_workers(loader)
+
+
+def _changes_workers(loader: Any) -> bool:
+    """Returns whether the workers may have different data. A batch must then be loaded by the same worker as before."""
+    init = loader.worker_init_fn
+    # With `seed_everything(workers=True)`, Lightning seeds the workers.
+    return init is not None and not getattr(init, "func", init).__module__.startswith(_LIBRARIES)
 
 
 def _has_tensors_only(dataset: Any) -> bool:
@@ -105,8 +117,22 @@ def draws_here(loader: Any) -> bool:
         return True
     if isinstance(loader.dataset, IterableDataset):
         return loader.num_workers == 0
-    samplers = type(loader.sampler), type(loader.batch_sampler)
-    return not all(kind.__module__.startswith(_LIBRARIES) for kind in samplers)
+    return not all(type(each).__module__.startswith(_LIBRARIES) for each in _samplers(loader))
+
+
+def stateful_sampler(loader: Any) -> Any:
+    """Returns the sampler of a DataLoader that has a state; that may be one within the batch sampler, or None."""
+    return next((each for each in _samplers(loader) if is_stateful(each)), None)
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """Returns the batch sampler of a DataLoader, its sampler, and so on; an empty list for other loaders."""
+    found: list[Any] = []
+    sampler = index_sampler(loader)
+    while sampler is not None and not any(sampler is each for each in found):
+        found.append(sampler)
+        sampler = getattr(sampler, "sampler", None)
+    return found
 
 
 def _repeats_order(sampler: Any) -> bool:

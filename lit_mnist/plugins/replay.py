@@ -94,6 +94,7 @@ class ReplayLoader(LoaderProxy):
             "length": kinds.length_of(self._loader),
             "last": self._recent[-1 - in_flight].identity() if used else {},
             "own": self._recent[-1].before.get("own", {}) if in_flight else states_of(self._own),
+            "own_in_flight": states_of(self._own) if in_flight else {},
             "state": state,
         }
 
@@ -112,6 +113,10 @@ class ReplayLoader(LoaderProxy):
             own: The states of the loader's own generators.
         """
         self._next_epoch = own
+
+    def end_flight(self, position: dict[str, Any]) -> None:
+        """Restores the loader's own generators after a batch that was in flight has been loaded again."""
+        restore_object_generators(position.get("own_in_flight", {}), self._loader)
 
     def replay(self) -> None:
         """Goes to the position.
@@ -141,7 +146,8 @@ class ReplayLoader(LoaderProxy):
         skipped = max(used - 1, 0) if seeks or kinds.skips(self._loader) else 0
         self._seek(skipped if seeks else 0)
         self._begin(0 if seeks else skipped)
-        if "fetch" in start:
+        # With workers, the iterator has drawn the skipped indices already.
+        if "fetch" in start and (seeks or not skipped or kinds.loads_here(self._loader)):
             self._set_generators(start["fetch"])
         self._start, self.delivered = start, skipped
         self._repeat(position, seeks=seeks)
@@ -180,8 +186,8 @@ class ReplayLoader(LoaderProxy):
 
     def _rewind(self, start: dict[str, Any]) -> None:
         """Takes back what a LightningDataModule may have restored: the state of a sampler that cannot seek."""
-        sampler = kinds.index_sampler(self._loader)
-        if start["sampler"] is not None and kinds.is_stateful(sampler):
+        sampler = kinds.stateful_sampler(self._loader)
+        if start["sampler"] is not None and sampler is not None:
             sampler.load_state_dict(unpack(as_bytes(start["sampler"]), torch.device("cpu")))
 
     def _seek(self, batch: int) -> None:
@@ -218,9 +224,9 @@ class ReplayLoader(LoaderProxy):
 
 def _state_of_sampler(loader: Any) -> Any:
     """Returns the state of a DataLoader's own sampler at the start of an epoch, or None."""
-    sampler = kinds.index_sampler(loader)
+    sampler = kinds.stateful_sampler(loader)
     # Without it, a wrong position is found by the indices.
     with suppress(Exception):
-        if kinds.is_stateful(sampler) and kinds.seekable(loader) is None:
+        if sampler is not None and kinds.seekable(loader) is None:
             return as_tensor(pack(sampler.state_dict()))
     return None

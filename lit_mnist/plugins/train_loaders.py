@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -12,7 +12,12 @@ from lit_mnist.distributed.rank import warn_once
 from lit_mnist.errors import InputError, require
 from lit_mnist.plugins import lightning_internals
 from lit_mnist.plugins.exact_checks import check_loader
-from lit_mnist.plugins.generators import process_generators, restore_process_generators
+from lit_mnist.plugins.generators import (
+    object_generators,
+    process_generators,
+    restore_object_generators,
+    restore_process_generators,
+)
 from lit_mnist.plugins.loader_proxy import LoaderProxy
 from lit_mnist.plugins.replay import ReplayLoader
 from lit_mnist.plugins.step_loader import SteppedLoader, missing_for_step
@@ -50,6 +55,7 @@ class TrainLoaders:
         # What `train_dataloader` draws is drawn again by a resumed training run.
         self._request = self._before_setup = process_generators()
         self._before_in_flight: dict[str, Any] | None = None
+        self._validation: dict[str, Any] | None = None
 
     def attach(self, stack: ExitStack) -> None:
         """Begins to replace the dataloaders, until the stack is closed."""
@@ -62,7 +68,9 @@ class TrainLoaders:
 
         vars(strategy)["process_dataloader"] = process_dataloader
         stack.callback(lambda: vars(strategy).pop("process_dataloader", None))
-        stack.callback(lightning_internals.wrap_setup_data(trainer, self._before_loaders, self._after_loaders))
+        validation = lightning_internals.validation_loop(trainer)
+        stack.callback(lightning_internals.wrap_setup_data(trainer.fit_loop, self._set_up))
+        stack.callback(lightning_internals.wrap_setup_data(validation, self._set_up_validation))
 
     def save(self, *, ended: bool) -> dict[str, Any]:
         """Returns the position as nested plain values and tensors.
@@ -80,6 +88,8 @@ class TrainLoaders:
             "consumed": lightning_internals.consumed_loaders(self._trainer),
             "before_in_flight": self._before_in_flight if in_flight else None,
             "process": process_generators(),
+            "reloaded": lightning_internals.epochs_of_reload(self._trainer),
+            "validation": object_generators(self._trainer.val_dataloaders),
         }
 
     def resume_from(self, state: dict[str, Any]) -> None:
@@ -135,6 +145,22 @@ class TrainLoaders:
             )
         return not missing
 
+    @contextmanager
+    def _set_up(self) -> Iterator[None]:
+        self._before_loaders()
+        pending = self._pending
+        resumes = pending is not None and not (pending["ended"] and self._loaders)
+        epoch = pending["reloaded"]["train"] if pending is not None and resumes and "reloaded" in pending else None
+        with lightning_internals.in_epoch(self._trainer, epoch):
+            yield
+        self._after_loaders()
+
+    @contextmanager
+    def _set_up_validation(self) -> Iterator[None]:
+        yield
+        if self._pending is None:
+            self._restore_validation(is_new=True)
+
     def _before_loaders(self) -> None:
         if self._pending is None:
             self._before_setup = process_generators()
@@ -183,6 +209,9 @@ class TrainLoaders:
                 restore_process_generators(state["before_in_flight"])
                 self._stage = "in flight"
                 return
+        else:
+            for loader, position in zip(self._loaders, state["loaders"], strict=True):
+                loader.end_flight(position)
         lightning_internals.set_consumed_loaders(self._trainer, state["consumed"])
         self._finish_resume(state)
 
@@ -190,4 +219,22 @@ class TrainLoaders:
         self._pending, self._stage = None, ""
         self._restore(False)
         if not self.by_step:
+            self._validation = state if "reloaded" in state else None
+            self._restore_validation(is_new=False)
             restore_process_generators(state["process"])
+
+    def _restore_validation(self, *, is_new: bool) -> None:
+        """Restores the generators of the validation dataloaders, unless these are set up later or are due for a reload.
+
+        Args:
+            is_new: Whether they have just been set up for a validation.
+        """
+        loaders, state = self._trainer.val_dataloaders, self._validation
+        if state is None or loaders is None:
+            return
+        self._validation, epoch = None, state["reloaded"]["validation"]
+        is_due = lightning_internals.is_reload_due(self._trainer, epoch)
+        if not is_due:
+            restore_object_generators(state["validation"], loaders)
+        if not (is_due and is_new):
+            lightning_internals.set_validation_reload(self._trainer, epoch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,14 @@ def test_the_attributes_of_the_framework_are_known() -> None:
 def test_the_loops_call_the_wrapped_functions() -> None:
     calls: list[str] = []
     trainer = _trainer(Probe(0, lambda _: calls.append("batch")))
-    undo = lightning_internals.wrap_setup_data(trainer, lambda: calls.append("before"), lambda: calls.append("after"))
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        calls.append("before")
+        yield
+        calls.append("after")
+
+    undo = lightning_internals.wrap_setup_data(trainer.fit_loop, around)
     lightning_internals.skip_restart_logic(trainer)
     assert "on_run_start" in vars(trainer.fit_loop.epoch_loop)
     trainer.fit(AutoEncoder())

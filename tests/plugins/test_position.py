@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from killed_runs import SignalAt, Training
@@ -28,11 +29,13 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
+    get_worker_info,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lit_mnist.errors import InputError
 from lit_mnist.plugins import ExactCheckpoint, ExactDistributedSampler
+from lit_mnist.plugins.generators import find_generators
 
 pytestmark = pytest.mark.timeout(90)
 COUNT, PER_EPOCH = 64, 8
@@ -251,6 +254,52 @@ class Drawing(Sampler[int]):
             yield int(torch.randint(COUNT, ()))
 
 
+class Numbered(Drawing):
+    """Draws each index from its own generator."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(3)
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(COUNT):
+            yield int(self.generator.integers(COUNT))
+
+
+class Epochs(Drawing):
+    """Has the number of the epoch as its state."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter(torch.randperm(COUNT, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch = state["epoch"]
+
+
+class Endless(Sampler[int]):
+    """Has no length, so that a batch is loaded ahead."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(COUNT, generator=self.generator).tolist())
+
+
+def _shift(worker: int) -> None:
+    """Gives each worker other data."""
+    info = get_worker_info()
+    assert info is not None
+    first, second = info.dataset.tensors
+    info.dataset.tensors = (first, second + worker)
+
+
 class Marked(torch.Tensor):
     """A tensor that may do anything when it is indexed."""
 
@@ -278,6 +327,13 @@ READ_ONCE: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
     ),
     "drawn one by one": lambda own: DataLoader(_tensors(), 8, sampler=Drawing(), generator=own),
     "workers": lambda own: DataLoader(_tensors(), 8, shuffle=True, num_workers=2, generator=own),
+    "drawn ahead by workers": lambda _: DataLoader(_tensors(), 8, sampler=Numbered(), num_workers=2),
+    "a batch sampler over one of the user's": lambda _: DataLoader(
+        _tensors(), batch_sampler=BatchSampler(Drawing(), 8, False)
+    ),
+    "an order without a length": lambda own: DataLoader(_tensors(), 8, sampler=Endless(own)),
+    "an order without a length, workers": lambda own: DataLoader(_tensors(), 8, sampler=Endless(own), num_workers=2),
+    "a state within a batch sampler": lambda _: DataLoader(_tensors(), 8, sampler=Epochs()),
 }
 # Loading a batch of these may have an effect.
 READ_AGAIN: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
@@ -288,6 +344,9 @@ READ_AGAIN: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
     "persistent workers": lambda own: DataLoader(
         _tensors(), 8, shuffle=True, num_workers=2, persistent_workers=True, generator=own
     ),
+    "workers with different data": lambda own: DataLoader(
+        _tensors(), 8, shuffle=True, num_workers=2, worker_init_fn=_shift, generator=own
+    ),
 }
 
 
@@ -296,6 +355,8 @@ def test_what_only_reads_tensors_is_not_read_again(name: str, tmp_path: Path, mo
     make, read, shared = {**READ_ONCE, **READ_AGAIN}[name], list[int](), torch.Generator()
     original = TensorDataset.__getitem__
     monkeypatch.setattr(TensorDataset, "__getitem__", lambda data, index: read.append(index) or original(data, index))
+
+    is_shared = any(each is shared for _, each in find_generators(make(shared)))
 
     class Drawn(Net):
         """Draws from the generator of its dataloader in each step."""
@@ -306,7 +367,8 @@ def test_what_only_reads_tensors_is_not_read_again(name: str, tmp_path: Path, mo
             super().__init__(lambda: make(shared))
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            generator = None if name == "without a generator" else shared
+            # Where the dataloader has it too.
+            generator = shared if is_shared else None
             return super().training_step(batch, batch_idx) * float(1 + torch.rand((), generator=generator))
 
     def run(folder: str, *callbacks: Callback) -> Net:
@@ -323,6 +385,52 @@ def test_what_only_reads_tensors_is_not_read_again(name: str, tmp_path: Path, mo
             used = step % PER_EPOCH
             again = min(used, 1) if name in READ_ONCE else used
             assert len(read) == 8 * (3 * PER_EPOCH - step + again)
+
+
+@pytest.mark.parametrize(("every", "validates"), [(1, 1), (2, 1), (2, 2), (3, 1), (0, 1), (0, 2)])
+def test_loaders_are_reloaded_as_without_an_interruption(every: int, validates: int, tmp_path: Path) -> None:
+    class Noisy(Samples):
+        """Draws from its own generator."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = torch.Generator().manual_seed(3)
+
+        def __getitem__(self, index: int) -> Any:
+            return float(index), float(torch.rand((), generator=self.generator))
+
+    class Reloaded(Net):
+        """Has another order in each epoch in which its loaders are set up, and logs what it validates."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.validated = list[float]()
+
+        def train_dataloader(self) -> Any:
+            epoch = self.current_epoch if every else 0
+            generator = torch.Generator().manual_seed(epoch)
+            return DataLoader(Samples(), 8 if epoch < 2 else 4, shuffle=True, generator=generator)
+
+        def val_dataloader(self) -> Any:
+            generator = torch.Generator().manual_seed(self.current_epoch if every else 0)
+            return DataLoader(Noisy(), 32, shuffle=True, generator=generator)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.validated.append(float(batch[1].sum()))
+
+    def run(folder: str, *callbacks: Callback) -> Reloaded:
+        options = {"reload_dataloaders_every_n_epochs": every, "check_val_every_n_epoch": validates, "max_epochs": 5}
+        module, _ = fit(tmp_path / folder, None, *callbacks, module=Reloaded, num_sanity_val_steps=0, **options)
+        assert isinstance(module, Reloaded)
+        return module
+
+    whole = run("whole")
+    for step in (3, PER_EPOCH, PER_EPOCH + 5, 2 * PER_EPOCH + 3, 3 * PER_EPOCH + 12):
+        run(str(step), At(step + 1, interrupt))
+        resumed = run(str(step))
+        assert resumed.seen == whole.seen
+        assert resumed.validated == whole.validated
+        assert torch.equal(resumed.net.weight, whole.net.weight)
 
 
 def _stateful(sampler: Any) -> Callable[[], Any]:
