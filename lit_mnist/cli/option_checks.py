@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     Callback,
@@ -22,6 +24,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.callbacks.batch_size_finder import BatchSizeFinder
 
 from lit_mnist.cli.plain_errors import explain
+from lit_mnist.distributed.rank import warn_once
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
 from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
@@ -35,11 +38,13 @@ class _Rejected(NamedTuple):
         kind: Its class.
         reason: Why.
         user: Whether the promise is also that of a run of the user's classes.
+        changes: Whether it changes what is trained.
     """
 
     kind: type[Callback]
     reason: str
     user: bool = False
+    changes: bool = True
 
 
 _WEIGHTS = (
@@ -47,10 +52,11 @@ _WEIGHTS = (
     "averages: remove it"
 )
 _REJECTED = (
-    _Rejected(ExactCheckpoint, "the run has one already: use --save-every and --keep", user=True),
+    _Rejected(ExactCheckpoint, "the run has one already: use --save-every and --keep", user=True, changes=False),
     _Rejected(
         Checkpoint,
         "a run can be resumed because its checkpoints have one format and one folder: use --save-every and --keep",
+        changes=False,
     ),
     _Rejected(
         GradientAccumulationScheduler,
@@ -95,6 +101,36 @@ def check_callback(kind: Any, *, user: bool) -> None:
     for rejected in _REJECTED:
         if isinstance(kind, type) and issubclass(kind, rejected.kind) and (rejected.user or not user):
             raise InputError(f"trainer.callbacks names {kind.__name__}: {rejected.reason}.")
+
+
+def check_same_callbacks(now: Any, before: Any, path: Path) -> None:
+    """Compares the callbacks of a resumed training run of the user's classes with those in its checkpoint.
+
+    Args:
+        now: Its option `trainer.callbacks` as plain values.
+        before: That in the checkpoint.
+        path: The checkpoint, for the message.
+
+    Raises:
+        InputError: A callback of Lightning that changes the training differs. One of the user's is reported.
+    """
+    new, old = as_list(now), as_list(before)
+    for entries, others, where in ((new, old, f"here, but not in {path}"), (old, new, f"in {path}, but not here")):
+        for entry in entries:
+            if entry in others:
+                continue
+            name = str(entry["class_path"] if isinstance(entry, Mapping) else entry)
+            kind = getattr(callbacks, name.rpartition(".")[2], None)
+            if any(isinstance(kind, type) and issubclass(kind, each.kind) for each in _REJECTED if each.changes):
+                raise InputError(
+                    f"trainer.callbacks has {json.dumps(entry)} {where}, which changes the training: remove "
+                    "--trainer.callbacks to keep those of the checkpoint, or name the same ones and add others."
+                )
+            if kind is None:
+                warn_once(
+                    f"trainer.callbacks has {json.dumps(entry)} {where}: the resumed run is not bit-identical to an "
+                    "uninterrupted one if this callback changes the training."
+                )
 
 
 def check_values(options: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -15,18 +16,20 @@ from lit_mnist.checkpoint.store import CONFIG
 from lit_mnist.cli.claim import Output
 from lit_mnist.cli.config_file import read_config_file
 from lit_mnist.cli.lightning_cli import ClassParser
-from lit_mnist.cli.option_checks import check_objects
+from lit_mnist.cli.option_checks import check_objects, check_same_callbacks
 from lit_mnist.cli.request import Request
 from lit_mnist.cli.resume import find_saved, origin_of, report_resume
 from lit_mnist.cli.target import Target
 from lit_mnist.cli.validate import check_fault, check_launch, choose_ranks
 from lit_mnist.distributed.precision import explain_precision, resolve_precision
 from lit_mnist.distributed.rank import print_once
+from lit_mnist.errors import InputError
 from lit_mnist.experiment.schema import SEED
 from lit_mnist.plugins.exact_entry import check_saved
 from lit_mnist.plugins.recording.predictions import PREDICTIONS
 from lit_mnist.plugins.strategy import SafeDDPStrategy
 from lit_mnist.report.run import report_metrics
+from lit_mnist.run.folder import result_steps
 from lit_mnist.run.imports import import_packages
 from lit_mnist.run.job import Job, Parts
 from lit_mnist.run.settings import RunSettings
@@ -34,6 +37,8 @@ from lit_mnist.run.trainer_settings import TrainerSettings
 
 # Options that the job has in another form.
 _IN_JOB = ("devices", "accelerator", "num_nodes", "strategy", "precision")
+# Options that decide when a training run ends.
+_LENGTH = ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps", "callbacks")
 
 
 class UserTarget(Target):
@@ -79,8 +84,26 @@ class UserTarget(Target):
         }
         self._note_seeds()
         if self.saved and self.request.trains:
-            self.saved.check_same(self._config)
+            self._check_resume(self.saved)
             report_resume(self.saved)
+
+    def _check_resume(self, saved: Saved) -> None:
+        """Checks that a resumed run computes the same training, and that something is left to do.
+
+        Raises:
+            InputError: A setting or a callback differs, or the training run is complete.
+        """
+        saved.check_same(self._config)
+        now, before = self._config["trainer"], json.loads(json.dumps(saved.config.get("trainer", {})))
+        now = json.loads(json.dumps(now))
+        check_same_callbacks(now.get("callbacks"), before.get("callbacks"), saved.path)
+        origin, most = origin_of(self.request, saved), self._settings.max_steps
+        is_whole = origin is not None and result_steps(origin) == saved.step
+        if (is_whole and all(now.get(name) == before.get(name) for name in _LENGTH)) or 0 <= most < saved.step:
+            raise InputError(
+                f"{saved.path} has completed its {saved.step} steps: there is nothing to resume (raise --epochs or "
+                "--max-steps)."
+            )
 
     def _note_seeds(self) -> None:
         """Names the classes with an argument `seed` that another given seed of the run does not change."""

@@ -136,6 +136,15 @@ def _lock_new(name: str) -> FolderLock:
             return FolderLock(default_path(name).absolute(), new=True)
 
 
+def result_steps(path: Path) -> int | None:
+    """Returns the optimizer steps in the result of a run folder, or None if it has no result that states them."""
+    try:
+        steps = json.loads((path / RESULT).read_text())["steps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return steps if isinstance(steps, int) else None
+
+
 def was_restarted(path: Path) -> bool:
     """Returns whether torchrun has restarted this process, and its predecessor used the run folder."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):

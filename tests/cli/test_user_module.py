@@ -62,6 +62,11 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, TensorDataset
 
+class Count(Callback):
+    def __init__(self, size: int = 1):
+        self.size = size
+
+
 class Reject(Callback):
     def setup(self, trainer, pl_module, stage):
         raise MisconfigurationException("there is nothing to call back")
@@ -482,6 +487,42 @@ def test_a_resumed_run_keeps_its_model_and_its_ranks(spirals: Program) -> None:
     done = spirals("fit", "--resume", folder, "--import", "spirals", "--max-steps", 7, "--run.threads", before + 1)
     assert done.code == 0, done.out + done.err
     assert f"uses {before + 1} threads, but {before} before (run.threads is {before + 1})" in done.out
+
+
+def test_a_complete_run_is_not_resumed_and_keeps_its_result(spirals: Program) -> None:
+    """The fixture compares all files after each rejected command."""
+    folder = spirals.train("fit", *SPIRALS, "--max-steps", 5)
+    words = ("fit", "--import", "spirals")
+    for others in (("--resume", folder), ("--config", "spirals.yaml", "--run-dir", folder, "--resume", "auto")):
+        again = () if others[0] == "--resume" else ("--max-steps", 5)
+        assert_rejected(spirals(*words, *others, *again), "has completed its 5 steps: there is nothing to resume")
+        assert_rejected(spirals(*words, *others, "--max-steps", 4), "has completed its 5 steps")
+    # A run whose test was interrupted is tested, and one that becomes longer is trained.
+    (folder / "result.json").unlink()
+    assert spirals(*words, "--resume", folder).code == 0
+    assert result_of(folder)["steps"] == 5
+    assert spirals(*words, "--resume", folder, "--max-steps", 7).code == 0
+    assert result_of(folder)["steps"] == 7
+
+
+def test_a_resumed_run_keeps_the_callbacks_that_change_the_training(spirals: Program) -> None:
+    observer = "lightning.pytorch.callbacks.LearningRateMonitor"
+
+    def twice(after: int) -> dict[str, Any]:
+        scheduling = {"init_args": {"scheduling": {after: 2}}}
+        return {"class_path": "lightning.pytorch.callbacks.GradientAccumulationScheduler", **scheduling}
+
+    folder = spirals.train("fit", *SPIRALS, "--max-steps", 5, "--trainer.callbacks", json.dumps([twice(0)]))
+    words = ("fit", "--resume", folder, "--import", "spirals", "--import", "plain", "--max-steps", 7)
+    for given in ([], [observer], [twice(1)]):
+        done = spirals(*words, "--trainer.callbacks", json.dumps(given))
+        assert_rejected(done, "GradientAccumulationScheduler", "which changes the training")
+    own = {"class_path": "plain.Count", "init_args": {"size": 3}}
+    done = spirals(*words, "--trainer.callbacks", json.dumps([twice(0), observer, own]))
+    assert done.code == 0, done.out + done.err
+    assert "plain.Count" in done.out
+    assert "is not bit-identical to an uninterrupted one if this callback changes the training" in done.out
+    assert "has \"lightning" not in done.out
 
 
 def test_defaults_that_are_classes_or_functions_are_accepted(spirals: Program) -> None:
