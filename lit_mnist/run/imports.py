@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 from lit_mnist.errors import InputError, nearest
@@ -64,7 +65,7 @@ def import_packages(names: Sequence[str]) -> None:
     _use_current_folder(names)
     for name in names:
         try:
-            importlib.import_module(name)
+            _check_is_a_package(name, importlib.import_module(name))
         except InputError:
             raise
         except ModuleNotFoundError as error:
@@ -73,6 +74,12 @@ def import_packages(names: Sequence[str]) -> None:
             raise InputError(f"{FLAG} {name}: its import needs {error.name}, which is not installed.") from error
         except Exception as error:
             raise InputError(_failed_import(name, error)) from error
+
+
+def _check_is_a_package(name: str, module: ModuleType) -> None:
+    """Rejects a folder that only contains the package of its name, which Python imports as an empty package."""
+    if getattr(module, "__file__", None) is None and (Path(name) / name / "__init__.py").is_file():
+        raise InputError(f"{FLAG} {name}: the package is in the folder {name}. Run the command from that folder.")
 
 
 def import_and_run(names: Sequence[str], work: Callable[[Argument], None], argument: Argument) -> None:

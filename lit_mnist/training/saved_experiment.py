@@ -49,6 +49,12 @@ def read_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]
         InputError: An entry is missing, of another type, or out of range.
     """
     section = checkpoint[SECTION]
+    model = section["config"].get("model")
+    if isinstance(model, dict) and (name := model.get("class_path")):
+        raise InputError(
+            f"{path} is of a run of the module {name}, but this needs a run of a registered network. In Python, load "
+            f"it with {str(name).rpartition('.')[2]}.load_from_checkpoint."
+        )
     for values, kinds in ((checkpoint, _KINDS), (section, _SECTION_KINDS)):
         for name, kind in kinds.items():
             if type(values.get(name)) is not kind:

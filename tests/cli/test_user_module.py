@@ -139,6 +139,8 @@ def spirals(program: Program) -> Program:
     (program.folder / "list.yaml").write_text("model: {init_args: [3]}\n")
     (program.folder / "plain.py").write_text(PLAIN)
     (program.folder / "defaults.py").write_text(DEFAULTS)
+    (program.folder / "nested" / "nested").mkdir(parents=True)
+    (program.folder / "nested" / "nested" / "__init__.py").touch()
     for name in ("evil", "spirals_evil"):
         (program.folder / name).mkdir()
         (program.folder / name / "__init__.py").write_text(EVIL)
@@ -423,6 +425,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
         ("--model", "spirals.SpiralsModule", "--import", "spiralz"),
         "--import spiralz: there is no such package; did you mean spirals?",
     ),
+    "a folder around a package": (("--model", "nested.Lit", "--import", "nested"), "Run the command from that folder."),
     "a package unlike any": (("--model", "abc.Lit", "--import", "zzz"), "--import zzz: there is no such package. Run"),
     "a given callable of another package": (
         ("--model", "defaults.Lit", "--import", "defaults", "--model.cast", "math.sqrt"),
@@ -474,6 +477,12 @@ def test_a_flag_for_training_is_rejected_with_an_evaluation(spirals: Program) ->
     assert_rejected(done, "--epochs has no effect, because test does not train: remove it.")
 
 
+def test_only_a_registered_network_is_exported(spirals: Program) -> None:
+    folder = spirals.train("fit", *SPIRALS, "--max-steps", 2)
+    done = spirals("export", "--ckpt", folder, "--import", "spirals", "--to", "pt2", "--output", "spirals.pt2")
+    assert_rejected(done, "is of a run of the module spirals.SpiralsModule", "SpiralsModule.load_from_checkpoint")
+
+
 def test_a_resumed_run_keeps_its_model_and_its_ranks(spirals: Program) -> None:
     folder = spirals.train("fit", *SPIRALS, "--max-steps", 5)
     done = spirals("fit", "--resume", folder, "--import", "spirals", "--model.hidden", 8)
@@ -522,7 +531,7 @@ def test_a_resumed_run_keeps_the_callbacks_that_change_the_training(spirals: Pro
     assert done.code == 0, done.out + done.err
     assert "plain.Count" in done.out
     assert "is not bit-identical to an uninterrupted one if this callback changes the training" in done.out
-    assert "has \"lightning" not in done.out
+    assert 'has "lightning' not in done.out
 
 
 def test_defaults_that_are_classes_or_functions_are_accepted(spirals: Program) -> None:
