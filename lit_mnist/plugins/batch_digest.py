@@ -71,8 +71,8 @@ def check_same(found: Loaded, saved: Mapping[str, Any], number: int, *, alone: b
         raise InputError(
             f"The training cannot be resumed exactly: up to batch {number} of the epoch, the sampler gives other "
             "indices than before, although its generators were restored. Make its order a function of the epoch and of "
-            "random numbers, or give it a method seek(batch), or state_dict and load_state_dict, which ExactCheckpoint "
-            "calls."
+            "random numbers that the training does not draw, or give it a method seek(batch), or state_dict and "
+            "load_state_dict, which ExactCheckpoint calls."
         )
     digest = digest_of(found.batch, found.versions)
     if None not in (digest, saved["digest"]) and digest != saved["digest"]:
