@@ -18,7 +18,8 @@ ExactCheckpoint, whose tests are in tests/plugins/test_exact_internals.py:
    tests/plugins/test_position.py.
 8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`
    and `test_the_ended_loaders_of_several_are_known_and_set`.
-9. `names_of_the_framework`: the attributes that are not the user's. `test_the_attributes_of_the_framework_are_known`.
+9. `wrapped_sampler`: `test_a_sampler_that_lightning_splits_has_its_state` in tests/plugins/test_position.py.
+10. `names_of_the_framework`: the attributes that are not the user's. `test_the_attributes_of_the_framework_are_known`.
 """
 
 from __future__ import annotations
@@ -190,6 +191,12 @@ def skip_restart_logic(trainer: Trainer) -> None:
         vars(loop).pop("on_run_start", None)
 
     loop.on_run_start = wrapped  # type: ignore[method-assign]
+
+
+def wrapped_sampler(sampler: Any) -> Any:
+    """Returns the sampler whose indices Lightning's own sampler splits over the ranks, or None for another sampler."""
+    dataset: Any = getattr(sampler, "dataset", None)
+    return dataset._sampler if type(dataset).__name__ == "_DatasetSamplerWrapper" else None
 
 
 def prefetched_batches(trainer: Trainer) -> int:

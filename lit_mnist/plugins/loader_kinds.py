@@ -12,6 +12,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
+from lit_mnist.plugins.lightning_internals import wrapped_sampler
+
 _INDICES = (list, tuple, range, np.ndarray, Tensor)
 _LIBRARIES = ("torch.", "torchdata.", "lightning.", "lit_mnist.", "builtins")
 
@@ -117,21 +119,33 @@ def draws_here(loader: Any) -> bool:
         return True
     if isinstance(loader.dataset, IterableDataset):
         return loader.num_workers == 0
-    return not all(type(each).__module__.startswith(_LIBRARIES) for each in _samplers(loader))
+    # All ranks draw the order that Lightning splits, and only the generators of torch need to be the same.
+    return not all(is_of_a_library(each) for each in samplers(loader, splits=False))
 
 
 def stateful_sampler(loader: Any) -> Any:
     """Returns the sampler of a DataLoader that has a state; that may be one within the batch sampler, or None."""
-    return next((each for each in _samplers(loader) if is_stateful(each)), None)
+    return next((each for each in samplers(loader) if is_stateful(each)), None)
 
 
-def _samplers(loader: Any) -> list[Any]:
-    """Returns the batch sampler of a DataLoader, its sampler, and so on; an empty list for other loaders."""
+def is_of_a_library(sampler: Any) -> bool:
+    """Returns whether the class of a sampler is known, and not the user's."""
+    return type(sampler).__module__.startswith(_LIBRARIES)
+
+
+def samplers(loader: Any, *, splits: bool = True) -> list[Any]:
+    """Returns the batch sampler of a DataLoader, its sampler, and so on; an empty list for other loaders.
+
+    Args:
+        loader: The dataloader.
+        splits: Whether a sampler counts that Lightning splits over the ranks.
+    """
     found: list[Any] = []
     sampler = index_sampler(loader)
     while sampler is not None and not any(sampler is each for each in found):
         found.append(sampler)
-        sampler = getattr(sampler, "sampler", None)
+        inner = wrapped_sampler(sampler) if splits else None
+        sampler = getattr(sampler, "sampler", None) if inner is None else inner
     return found
 
 

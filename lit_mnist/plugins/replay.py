@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
-
-import torch
 
 from lit_mnist.errors import InputError, require
 from lit_mnist.plugins import loader_kinds as kinds
@@ -22,7 +20,7 @@ from lit_mnist.plugins.generators import (
     states_of,
 )
 from lit_mnist.plugins.loader_proxy import LoaderProxy
-from lit_mnist.plugins.plain_values import as_bytes, as_tensor, pack, unpack
+from lit_mnist.plugins.sampler_state import SamplerState
 
 
 class ReplayLoader(LoaderProxy):
@@ -51,6 +49,7 @@ class ReplayLoader(LoaderProxy):
         self._recent: deque[Loaded] = deque(maxlen=2)
         self._record = IndexRecord()
         self._own: list[tuple[str, Any]] = []
+        self._samplers = SamplerState(loader)
         self._state_before: Any = None
         self._begun, self._sized = 0, True
 
@@ -64,7 +63,8 @@ class ReplayLoader(LoaderProxy):
     def __next__(self) -> Any:
         self._before_fetch(self)
         if self._next_epoch is not None:
-            restore_object_generators(self._next_epoch, self._loader)
+            restore_object_generators(self._next_epoch["own"], self._loader)
+            self._samplers.load(self._next_epoch["sampler"])
             self._next_epoch = None
             self._seek(0)
             self._begin()
@@ -102,17 +102,18 @@ class ReplayLoader(LoaderProxy):
         """Sets the position at which the next iteration begins; `replay` goes there."""
         self._pending = position
 
-    def generators(self) -> dict[str, Any]:
-        """Returns the states of the loader's own generators, for an epoch that follows; see `begin_late`."""
-        return object_generators(self._loader)
+    def end(self) -> dict[str, Any]:
+        """Returns the states of the loader's own generators and samplers after the training; see `begin_late`."""
+        return {"own": object_generators(self._loader), "sampler": self._samplers.save()}
 
-    def begin_late(self, own: dict[str, Any]) -> None:
+    def begin_late(self, end: dict[str, Any]) -> None:
         """Lets the next epoch begin at its first batch, after the hooks of its start, as epochs but the first do.
 
         Args:
-            own: The states of the loader's own generators.
+            end: What `end` has returned; empty for a loader that is made again. In the first checkpoints, it was the
+                generators alone.
         """
-        self._next_epoch = own
+        self._next_epoch = end if "sampler" in end else {"own": end, "sampler": None}
 
     def end_flight(self, position: dict[str, Any]) -> None:
         """Restores the loader's own generators after a batch that was in flight has been loaded again."""
@@ -140,7 +141,8 @@ class ReplayLoader(LoaderProxy):
             with self._record.watch(self._loader):
                 iter(self._loader)
         self._set_generators(start["iter"])
-        self._rewind(start)
+        # Takes back what a LightningDataModule may have restored.
+        self._samplers.load(start["sampler"])
         # The last batch is loaded again, so that it can be verified.
         seeks = kinds.seeks(self._loader)
         skipped = max(used - 1, 0) if seeks or kinds.skips(self._loader) else 0
@@ -175,7 +177,7 @@ class ReplayLoader(LoaderProxy):
     def _begin(self, skip: int = 0) -> None:
         loader = self._loader
         again = self._begun > 0 and bool(getattr(loader, "persistent_workers", False))
-        self._start = {"iter": self._generators(), "again": again, "sampler": _state_of_sampler(loader)}
+        self._start = {"iter": self._generators(), "again": again, "sampler": self._samplers.save()}
         self._stream = RandomStream() if kinds.draws_here(loader) else None
         self._own = list(find_generators(loader))
         self._begun, self._sized = self._begun + 1, kinds.length_of(loader) is not None
@@ -183,12 +185,6 @@ class ReplayLoader(LoaderProxy):
             if not kinds.uses_state(loader):
                 stack.enter_context(self._record.watch(loader, skip))
             self._iterator = iter(loader)
-
-    def _rewind(self, start: dict[str, Any]) -> None:
-        """Takes back what a LightningDataModule may have restored: the state of a sampler that cannot seek."""
-        sampler = kinds.stateful_sampler(self._loader)
-        if start["sampler"] is not None and sampler is not None:
-            sampler.load_state_dict(unpack(as_bytes(start["sampler"]), torch.device("cpu")))
 
     def _seek(self, batch: int) -> None:
         target = kinds.seekable(self._loader)
@@ -220,13 +216,3 @@ class ReplayLoader(LoaderProxy):
     def _set_generators(self, states: dict[str, Any]) -> None:
         restore_process_generators(states["process"])
         restore_object_generators(states["own"], self._loader)
-
-
-def _state_of_sampler(loader: Any) -> Any:
-    """Returns the state of a DataLoader's own sampler at the start of an epoch, or None."""
-    sampler = kinds.stateful_sampler(loader)
-    # Without it, a wrong position is found by the indices.
-    with suppress(Exception):
-        if sampler is not None and kinds.seekable(loader) is None:
-            return as_tensor(pack(sampler.state_dict()))
-    return None

@@ -84,7 +84,7 @@ class TrainLoaders:
         return {
             "ended": ended,
             "request": self._request,
-            "loaders": [loader.generators() if ended else loader.position(in_flight) for loader in self._loaders],
+            "loaders": [loader.end() if ended else loader.position(in_flight) for loader in self._loaders],
             "consumed": lightning_internals.consumed_loaders(self._trainer),
             "before_in_flight": self._before_in_flight if in_flight else None,
             "process": process_generators(),

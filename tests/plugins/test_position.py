@@ -16,7 +16,7 @@ import torch
 from killed_runs import SignalAt, Training
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
-from ranks import stock_trainer
+from ranks import results_of_ranks, stock_trainer
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -33,6 +33,7 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 from lit_mnist.plugins import ExactCheckpoint, ExactDistributedSampler
 from lit_mnist.plugins.generators import find_generators
@@ -120,8 +121,9 @@ def fit(folder: Path, data: Any, *callbacks: Callback, exact: bool = True, **opt
     module, checkpoint = options.pop("module", Net)(), ExactCheckpoint(folder, 1)
     path = options.pop("ckpt_path", checkpoint.last if exact else None)
     trainer = stock_trainer(
-        1, folder, enable_checkpointing=True, use_distributed_sampler=False,
-        callbacks=[*callbacks, *([checkpoint] if exact else [])], **{"max_epochs": 3, **options},
+        options.pop("ranks", 1), folder, enable_checkpointing=True,
+        callbacks=[*callbacks, *([checkpoint] if exact else [])],
+        **{"max_epochs": 3, "use_distributed_sampler": False, **options},
     )  # fmt: skip
     with suppress(TrainingInterruptedError):
         trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True if path else None)
@@ -265,8 +267,8 @@ class Numbered(Drawing):
             yield int(self.generator.integers(COUNT))
 
 
-class Epochs(Drawing):
-    """Has the number of the epoch as its state."""
+class Counting(Drawing):
+    """Counts its epochs without a state that others can ask for."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -274,6 +276,10 @@ class Epochs(Drawing):
     def __iter__(self) -> Iterator[int]:
         self.epoch += 1
         return iter(torch.randperm(COUNT, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+class Epochs(Counting):
+    """Has the number of the epoch as its state."""
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch}
@@ -333,6 +339,8 @@ READ_ONCE: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
     ),
     "an order without a length": lambda own: DataLoader(_tensors(), 8, sampler=Endless(own)),
     "an order without a length, workers": lambda own: DataLoader(_tensors(), 8, sampler=Endless(own), num_workers=2),
+    "a number that counts": lambda _: DataLoader(_tensors(), 8, sampler=Counting()),
+    "a number that counts, workers": lambda _: DataLoader(_tensors(), 8, sampler=Counting(), num_workers=2),
     "a state within a batch sampler": lambda _: DataLoader(_tensors(), 8, sampler=Epochs()),
 }
 # Loading a batch of these may have an effect.
@@ -385,6 +393,39 @@ def test_what_only_reads_tensors_is_not_read_again(name: str, tmp_path: Path, mo
             used = step % PER_EPOCH
             again = min(used, 1) if name in READ_ONCE else used
             assert len(read) == 8 * (3 * PER_EPOCH - step + again)
+
+
+@pytest.mark.parametrize("sampler", [Counting, Epochs])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_longer_training_continues_the_epochs_of_a_sampler(workers: int, sampler: Any, tmp_path: Path) -> None:
+    def run(folder: str, epochs: int) -> Net:
+        def module() -> Net:
+            return Net(lambda: DataLoader(_tensors(), 8, sampler=sampler(), num_workers=workers))
+
+        return fit(tmp_path / folder, None, module=module, max_epochs=epochs)[0]
+
+    run("run", 2)
+    assert run("run", 4).seen == run("whole", 4).seen
+
+
+@pytest.mark.parametrize("sampler", [Counting, Epochs])
+def test_a_sampler_that_lightning_splits_has_its_state(sampler: Any, tmp_path: Path) -> None:
+    def work(rank: Rank) -> Any:
+        def run(folder: str, *callbacks: Callback) -> Any:
+            def module() -> Net:
+                return Net(lambda: DataLoader(_tensors(), 4, sampler=sampler()))
+
+            options = {"use_distributed_sampler": True, "ranks": rank.world_size}
+            return fit(tmp_path / folder, None, *callbacks, module=module, **options)[0].seen
+
+        whole = run("whole")
+        for step in (3, PER_EPOCH, PER_EPOCH + 5):
+            run(str(step), At(step + 1, interrupt))
+            assert run(str(step)) == whole
+        return whole
+
+    first, second = results_of_ranks(work, tmp_path / "ranks", 2)
+    assert first[0] != first[PER_EPOCH] != second[PER_EPOCH]
 
 
 @pytest.mark.parametrize(("every", "validates"), [(1, 1), (2, 1), (2, 2), (3, 1), (0, 1), (0, 2)])
