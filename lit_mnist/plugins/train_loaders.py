@@ -13,10 +13,11 @@ from lit_mnist.errors import InputError, require
 from lit_mnist.plugins import lightning_internals
 from lit_mnist.plugins.exact_checks import check_loader
 from lit_mnist.plugins.generators import (
-    object_generators,
+    find_generators,
     process_generators,
     restore_object_generators,
     restore_process_generators,
+    states_of,
 )
 from lit_mnist.plugins.loader_proxy import LoaderProxy
 from lit_mnist.plugins.replay import ReplayLoader
@@ -56,6 +57,7 @@ class TrainLoaders:
         self._request = self._before_setup = process_generators()
         self._before_in_flight: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
+        self._found: tuple[Any, int, list[tuple[str, Any]]] | None = None
 
     def attach(self, stack: ExitStack) -> None:
         """Begins to replace the dataloaders, until the stack is closed."""
@@ -89,8 +91,15 @@ class TrainLoaders:
             "before_in_flight": self._before_in_flight if in_flight else None,
             "process": process_generators(),
             "reloaded": lightning_internals.epochs_of_reload(self._trainer),
-            "validation": object_generators(self._trainer.val_dataloaders),
+            "validation": states_of(self._generators_of_validation()),
         }
+
+    def _generators_of_validation(self) -> list[tuple[str, Any]]:
+        """Returns the generators of the validation dataloaders; looking for them may take longer than a save."""
+        loaders, epoch = self._trainer.val_dataloaders, self._trainer.current_epoch
+        if self._found is None or self._found[0] is not loaders or self._found[1] != epoch:
+            self._found = loaders, epoch, list(find_generators(loaders))
+        return self._found[2]
 
     def resume_from(self, state: dict[str, Any]) -> None:
         """Sets the position to go to."""
