@@ -120,7 +120,8 @@ def check_same_callbacks(now: Any, before: Any, path: Path) -> None:
             if entry in others:
                 continue
             name = str(entry["class_path"] if isinstance(entry, Mapping) else entry)
-            kind = getattr(callbacks, name.rpartition(".")[2], None)
+            package, _, word = name.rpartition(".")
+            kind = getattr(callbacks, word, None) if package in {"", callbacks.__name__} else None
             if any(isinstance(kind, type) and issubclass(kind, each.kind) for each in _REJECTED if each.changes):
                 raise InputError(
                     f"trainer.callbacks has {json.dumps(entry)} {where}, which changes the training: remove "

@@ -92,7 +92,8 @@ def _changes_workers(loader: Any) -> bool:
     """Returns whether the workers may have different data. A batch must then be loaded by the same worker as before."""
     init = loader.worker_init_fn
     # With `seed_everything(workers=True)`, Lightning seeds the workers.
-    return init is not None and not getattr(init, "func", init).__module__.startswith(_LIBRARIES)
+    module = getattr(getattr(init, "func", init), "__module__", None) or ""
+    return init is not None and not module.startswith(_LIBRARIES)
 
 
 def _has_tensors_only(dataset: Any) -> bool:
