@@ -15,10 +15,10 @@ ExactCheckpoint, whose tests are in tests/plugins/test_exact_internals.py:
 7. `wrap_setup_data`, `skip_restart_logic`: called once before and once in the first epoch, and between the reset of the
    loop and its first batch. `test_the_loops_call_the_wrapped_functions`; `end_restart`: `test_a_restart_is_ended`;
    `epochs_of_reload`, `in_epoch`, `set_validation_reload`: `test_loaders_are_reloaded_as_without_an_interruption` in
-   tests/plugins/test_position.py.
+   tests/plugins/test_dataloaders.py.
 8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`
    and `test_the_ended_loaders_of_several_are_known_and_set`.
-9. `wrapped_sampler`: `test_a_sampler_that_lightning_splits_has_its_state` in tests/plugins/test_position.py.
+9. `wrapped_sampler`: `test_a_sampler_that_lightning_splits_has_its_state` in tests/plugins/test_dataloaders.py.
 10. `names_of_the_framework`: the attributes that are not the user's. `test_the_attributes_of_the_framework_are_known`.
 """
 
