@@ -94,8 +94,8 @@ class UserTarget(Target):
             InputError: A setting or a callback differs, or the training run is complete.
         """
         saved.check_same(self._config)
-        now, before = self._config["trainer"], json.loads(json.dumps(saved.config.get("trainer", {})))
-        now = json.loads(json.dumps(now))
+        options = self._config["trainer"], saved.config.get("trainer", {})
+        now, before = (json.loads(json.dumps(each)) for each in options)
         check_same_callbacks(now.get("callbacks"), before.get("callbacks"), saved.path)
         origin, most = origin_of(self.request, saved), self._settings.max_steps
         is_whole = origin is not None and result_steps(origin) == saved.step
