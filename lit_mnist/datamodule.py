@@ -1,4 +1,4 @@
-"""The LightningDataModule: verified data in batches whose order depends only on the seed and the epoch."""
+"""The LightningDataModule: MNIST in batches that are a function of the seed and the step alone."""
 
 from __future__ import annotations
 
@@ -6,64 +6,112 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import DataLoader
 
-from lit_mnist.data.loader import Batch, EpochLoader, EvaluationBatches
-from lit_mnist.experiment import DataSettings, Experiment
-from lit_mnist.training.batches import RankBatches
+from lit_mnist.errors import InputError
+from lit_mnist.mnist import Augmentation, Data, Digits, Name, Split, load, whole_batch
+from lit_mnist.order import validation_split
+from lit_mnist.plugins.sampler import ExactDistributedSampler
 
 
 class MNISTDataModule(LightningDataModule):
-    """Batches of MNIST, or of a set like it: `images`, float32 [samples, 1, 28, 28], and `targets`, int64 [samples].
+    """Batches of MNIST, or of a set like it: images, float32 [batch, 1, 28, 28], and classes, int64 [batch].
 
     Args:
-        seed: Seed of the split, the order and the augmentation.
-        **data: The options `data.*` of the command, such as `batch_size` and `augment`. A wrong one raises InputError.
+        name: The data set: `mnist` (in the package), or `fashion_mnist`, `kmnist` or `qmnist` (downloaded once).
+        root: Folder of the files; by default those of the package, or `~/.cache/lit_mnist` for the other sets.
+        batch_size: Samples of a batch over all ranks.
+        eval_batch_size: Samples that a rank evaluates at once; it does not affect the result.
+        val_size: Samples of the training set to validate on; 0 for none.
+        augment: `none`, `shift` (whole pixels) or `affine` (rotation, scale and sub-pixel shift), in training.
+        num_workers: Worker processes of each rank.
+        seed: Seed of the split, the order and the augmentation; by default that of `seed_everything`.
     """
 
-    def __init__(self, seed: int = 42, **data: Any) -> None:
+    def __init__(
+        self,
+        name: Name = "mnist",
+        root: str | None = None,
+        batch_size: int = 64,
+        eval_batch_size: int = 1000,
+        val_size: int = 5000,
+        augment: Augmentation = "none",
+        num_workers: int = 0,
+        seed: int | None = None,
+    ) -> None:
         super().__init__()
-        self._batches = RankBatches(Experiment(seed_everything=seed, data=DataSettings(**data)))
+        self.save_hyperparameters()
+        self.seed = torch.initial_seed() if seed is None else seed
+        self.data: Data | None = None
+        self.batches_read = 0
 
-    @property
-    def batches(self) -> RankBatches:
-        """The batches of this rank."""
-        self._batches.trainer = self.trainer
-        return self._batches
-
-    @classmethod
-    def of(cls, batches: RankBatches) -> MNISTDataModule:
-        """Returns a data module for data that are already loaded."""
-        module = cls()
-        module._batches = batches
-        return module
+    def prepare_data(self) -> None:
+        """Downloads a set that is not in the package; one process of each machine does this."""
+        if self.hparams.name != "mnist":
+            load(self.hparams.name, self.hparams.root, download=True)
 
     def setup(self, stage: str) -> None:
-        """Loads the data, and logs how many samples of an epoch are dropped."""
-        if self.batches.splits and stage == "fit" and (plan := self.batches.plan).dropped:
-            rank_zero_info(
-                f"{plan.dropped} samples of each epoch are dropped: they do not fill a batch of {plan.batch_size}."
-            )
+        """Loads, verifies and splits the data."""
+        self.batches_read = 0
+        if self.data is not None:
+            return
+        self.data = load(self.hparams.name, self.hparams.root)
+        images, labels = self.data.train.images, self.data.train.labels
+        if not 0 <= self.hparams.val_size < len(labels):
+            raise InputError(f"data.val_size must be from 0 to {len(labels) - 1}, but is {self.hparams.val_size}.")
+        train, val = map(torch.from_numpy, validation_split(self.seed, len(labels), self.hparams.val_size))
+        self.train, self.val = Split(images[train], labels[train]), Split(images[val], labels[val])
 
-    def train_dataloader(self) -> EpochLoader:
-        """Returns the training batches of this rank. The order changes with the epoch; a resumed epoch continues."""
-        return self.batches.train()
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Returns the training batches of this rank; a resumed epoch continues."""
+        digits = Digits(self.train, self.hparams.augment, self.seed)
+        sampler = ExactDistributedSampler(digits, self.hparams.batch_size, self.seed, **self._rank())
+        sampler.start = self.batches_read
+        return self._loader(digits, sampler)
 
-    def val_dataloader(self) -> EvaluationBatches:
-        """Returns the validation batches of this rank."""
-        return self.batches.evaluate(self.batches.splits.validation)
+    def val_dataloader(self) -> Any:
+        """Returns the validation batches of this rank, or none."""
+        return self._evaluation(self.val) if len(self.val) else []
 
-    def test_dataloader(self) -> EvaluationBatches:
+    def test_dataloader(self) -> DataLoader[Any]:
         """Returns the test batches of this rank."""
-        return self.batches.evaluate(self.batches.splits.test)
+        assert self.data
+        return self._evaluation(self.data.test)
 
-    def predict_dataloader(self) -> EvaluationBatches:
+    def predict_dataloader(self) -> DataLoader[Any]:
         """Returns the batches of the test split to predict on this rank."""
-        batches = self.batches
-        return batches.evaluate(batches.splits.test)
+        return self.test_dataloader()
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Moves a batch to the device without Lightning's recursive search for tensors."""
-        if not isinstance(batch, Batch):
-            return super().transfer_batch_to_device(batch, device, dataloader_idx)
-        return batch.to(device, training=self.trainer is not None and self.trainer.state.fn == "fit")
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Counts the training batches that were used; workers read further ahead."""
+        if self.trainer and self.trainer.training:
+            self.batches_read += 1
+        return batch
+
+    # Lightning restores the state of a data module before it asks for a dataloader. A loader's own state comes too late
+    # where configure_optimizers asks for the number of steps: github.com/Lightning-AI/pytorch-lightning/issues/20550.
+    def state_dict(self) -> dict[str, int]:
+        """Returns the number of batches that were used in this epoch."""
+        assert self.trainer
+        return {"batches_read": self.batches_read % int(self.trainer.num_training_batches or 1)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restores it."""
+        self.batches_read = state["batches_read"]
+
+    def _evaluation(self, split: Split) -> DataLoader[Any]:
+        sampler = ExactDistributedSampler(split, self.hparams.eval_batch_size, evaluation=True, **self._rank())
+        return self._loader(Digits(split), sampler)
+
+    def _loader(self, digits: Digits, sampler: ExactDistributedSampler) -> DataLoader[Any]:
+        return DataLoader(
+            digits,
+            batch_sampler=sampler,
+            collate_fn=whole_batch,
+            num_workers=self.hparams.num_workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def _rank(self) -> dict[str, int]:
+        trainer = self.trainer
+        return {"rank": trainer.global_rank, "world_size": trainer.world_size} if trainer else {}

@@ -2,78 +2,117 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Callback, LightningModule
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from lit_mnist.callbacks import ChannelsLast, ExactAccumulation, SkippedStepSchedule, SynchronizedBuffers
-from lit_mnist.data.batch import Batch
-from lit_mnist.models.build import ModelSettings, build_net
-from lit_mnist.training import classifier
+from lit_mnist.models import make_net, seed_dropout
+from lit_mnist.optim import OptimizerName, ScheduleName, make_optimizer, make_schedule
+
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-class LitClassifier(classifier.VerifiedLoading, LightningModule):
-    """Image classifier. It trains on `MNISTDataModule`, or on any loader of images and targets, int64 [batch].
+class LitClassifier(LightningModule):
+    """Classifies images; a batch is (images, classes int64 [batch]).
 
     Args:
+        net: `convnet` (5x5 convolutions with batch norm) or `basicnet` (3x3 convolutions with dropout).
         num_classes: Number of classes.
-        seed: Seed of the initial weights and of dropout.
-        **model: The options `model.*` of the command, such as `net` and `lr`. A wrong value raises InputError.
+        dropout: Dropout rate before the last layer of `basicnet`.
+        views: Copies of an image, shifted by one pixel, whose logits an evaluation averages: 1, 5 or 9.
+        optimizer: `sgd`, `adam` or `adamw`.
+        lr: Learning rate; the peak if the schedule is not `constant`.
+        momentum: Momentum of `sgd`.
+        nesterov: Whether `sgd` uses Nesterov momentum.
+        weight_decay: Weight decay: an L2 penalty for `sgd` and `adam`, decoupled for `adamw`.
+        schedule: `constant`, `onecycle` or `cosine`, over the optimizer steps of the run.
+        warmup: Share of the steps in which the learning rate rises; by default 0.25 for `onecycle`, otherwise 0.
+        label_smoothing: Share of the target probability that is spread over all classes, in training.
+        seed: Seed of the initial weights and of dropout; by default that of `seed_everything`.
     """
 
-    # Dropout is a function of the seed and the step, so that a run can resume on another number of ranks.
-    state_is_step = True
-
-    def __init__(self, num_classes: int = 10, seed: int = 42, **model: Any) -> None:
+    def __init__(
+        self,
+        net: Literal["convnet", "basicnet"] = "convnet",
+        num_classes: int = 10,
+        dropout: float = 0.5,
+        views: Literal[1, 5, 9] = 1,
+        optimizer: OptimizerName = "sgd",
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        schedule: ScheduleName = "onecycle",
+        warmup: float | None = None,
+        label_smoothing: float = 0.0,
+        seed: int | None = None,
+    ) -> None:
         super().__init__()
-        self.settings = ModelSettings(**model)
-        self.save_hyperparameters({"num_classes": num_classes, "seed": seed, **vars(self.settings)})
-        self.net = build_net(self.settings, num_classes=num_classes, seed=seed)
-        self.train_metrics = classifier.TrainMetrics()
-        self.metrics = classifier.ClassifierMetrics(num_classes)
-        self.total_steps = 0
+        self.save_hyperparameters()
+        self.seed = torch.initial_seed() if seed is None else seed
+        self.net = make_net(net, num_classes=num_classes, dropout=dropout, views=views, seed=self.seed)
+        # Logged as objects, they add up samples over the ranks. A mean of the ranks' means would be wrong.
+        self.accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.mean_loss = MeanMetric().set_dtype(torch.float64)
+        self.per_class = MulticlassAccuracy(num_classes, average="none")
+        self.confusion = MulticlassConfusionMatrix(num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns the logits [batch, classes] of normalized images [batch, channels, height, width]."""
-        return self.net(images, None)
+        """Returns logits, [batch, num_classes], of images, [batch, 1, 28, 28]."""
+        return self.net(images)
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """Returns the mean loss of a micro-batch."""
-        images, targets, _, rng = Batch.of(self, batch)
-        logits = self.net(images, rng)
-        loss = classifier.mean_loss(logits, targets, self.settings.label_smoothing)
-        self.train_metrics.log(self, loss, logits, targets, batch_idx)
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        """Returns the mean loss of this rank's samples, in nats."""
+        images, targets = batch
+        seed_dropout(self.net, self.seed, self.current_epoch * int(self.trainer.num_training_batches) + batch_idx)
+        loss = F.cross_entropy(self(images), targets, label_smoothing=self.hparams.label_smoothing)
+        self.log("train_loss", loss, prog_bar=True)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """Updates the metrics of this rank, and returns the logits."""
-        images, targets, *_ = Batch.of(self, batch)
-        logits = self(images)
-        self.metrics.update(logits, targets)
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds a batch to the metrics."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        """Adds a batch to the metrics, and returns its logits."""
+        logits = self._evaluate(batch, "test")
+        self.per_class.update(logits, batch[1])
+        self.confusion.update(logits, batch[1])
         return logits
 
-    def test_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """Does the same for the test."""
-        return self.validation_step(batch, batch_idx)
+    def on_test_epoch_start(self) -> None:
+        """Forgets an earlier test: Lightning resets only the metrics that are logged."""
+        self.per_class.reset()
+        self.confusion.reset()
 
-    def on_validation_epoch_end(self) -> None:
-        """Logs the metrics of all ranks."""
-        self.metrics.log(self, "val")
-
-    def on_test_epoch_end(self) -> None:
-        """Logs the metrics of all ranks."""
-        self.metrics.log(self, "test")
-
-    def predict_step(self, batch: Any, batch_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the indices of the samples, if the loader provides them, their classes, and the probabilities."""
-        images, _, indices, _ = Batch.of(self, batch)
-        return indices, *classifier.predict_with_probability(self(images))
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """Returns the probabilities of the classes, [batch, num_classes]."""
+        images = batch[0] if isinstance(batch, tuple | list) else batch
+        return self(images).softmax(dim=1)
 
     def configure_optimizers(self) -> Any:
-        """Returns the optimizer and its learning-rate schedule."""
-        return classifier.configure_optimizer(self.net, self.settings, self.trainer, self.total_steps)
+        """Returns the optimizer and its schedule, which is stepped after each optimizer step."""
+        hp = self.hparams
+        optimizer = make_optimizer(
+            self.net,
+            hp.optimizer,
+            lr=hp.lr,
+            momentum=hp.momentum,
+            nesterov=hp.nesterov,
+            weight_decay=hp.weight_decay,
+        )
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = make_schedule(optimizer, hp.schedule, total_steps=steps, warmup=hp.warmup)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def configure_callbacks(self) -> list[Callback]:
-        """Returns what the training needs beside the steps, under any Trainer."""
-        return [ExactAccumulation(), SkippedStepSchedule(), SynchronizedBuffers(), ChannelsLast()]
+    def _evaluate(self, batch: Batch, stage: str) -> torch.Tensor:
+        images, targets = batch
+        logits = self(images)
+        self.accuracy.update(logits, targets)
+        self.mean_loss.update(F.cross_entropy(logits, targets), weight=len(targets))
+        self.log_dict({f"{stage}_accuracy": self.accuracy, f"{stage}_loss": self.mean_loss}, prog_bar=True)
+        return logits

@@ -1,1 +1,1 @@
-"""The engines, which train the same experiment in different ways. Each file reads from top to bottom."""
+"""One recipe a file: the same experiment on other engines."""

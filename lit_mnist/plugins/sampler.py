@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Iterator, Sized
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data import Sampler
 
-from lit_mnist.distributed.sample_order import rank_rows, train_indices
-from lit_mnist.errors import InputError, require
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+from lit_mnist.errors import InputError
+from lit_mnist.order import epoch_order, evaluation_rows, train_rows
 
 
-class ExactDistributedSampler(Sampler[list[int]]):
+class ExactDistributedSampler(Sampler[torch.Tensor]):
     """Decides which samples each rank uses: the same global batches on any number of ranks.
 
     In training, the order of an epoch is a function of (seed, epoch). It is cut into global batches, and each one is
@@ -30,24 +26,28 @@ class ExactDistributedSampler(Sampler[list[int]]):
         trainer = Trainer(use_distributed_sampler=False)
         trainer.fit(module, train, val)
 
+    It can seek: `load_state_dict` lets the next iteration begin within an epoch, without reading what was before.
+
     Args:
-        dataset: The data set, or its number of samples.
-        batch_size: Samples of a batch over all ranks. In training, it must be a multiple of the number of ranks.
+        dataset: The data set. Its method `set_epoch`, if it has one, is called with each epoch.
+        batch_size: Samples of a batch over all ranks. In training, it must be a multiple of the number of ranks. In
+            evaluation, it counts the samples of one rank, as it does not affect the result.
         seed: Seed of the order.
-        rank: The rank; by default that of `torch.distributed`, once it is initialized.
-        world_size: Number of ranks; set if and only if `rank` is.
+        rank: The rank; by default that of `torch.distributed` if it is initialized, otherwise 0.
+        world_size: Number of ranks; given with `rank`.
         evaluation: Whether each sample is used exactly once, in the order of the data set.
 
     Attributes:
-        epoch: The epoch. A Trainer sets it by `set_epoch`.
+        epoch: The epoch, which a Trainer sets by `set_epoch`.
+        start: The batch with which the next iteration begins.
 
     Raises:
-        InputError: An argument is invalid.
+        InputError: The samples do not fill one batch, or a training batch cannot be split evenly over the ranks.
     """
 
     def __init__(
         self,
-        dataset: Sized | int,
+        dataset: Sized,
         batch_size: int,
         seed: int = 0,
         *,
@@ -55,22 +55,19 @@ class ExactDistributedSampler(Sampler[list[int]]):
         world_size: int | None = None,
         evaluation: bool = False,
     ) -> None:
-        require(isinstance(dataset, int | Sized), f"{type(dataset).__name__} has no length: use a map-style data set.")
-        self.length = dataset if isinstance(dataset, int) else len(dataset)
-        require(batch_size > 0, f"batch_size must be at least 1, but is {batch_size}.")
-        least = 1 if evaluation else batch_size
-        require(self.length >= least, f"{self.length} samples do not fill one batch of {least}.")
-        require((rank is None) == (world_size is None), "Set both rank and world_size, or neither.")
-        require(rank is None or 0 <= rank < (world_size or 0), f"There is no rank {rank} of {world_size}.")
-        self.batch_size, self.seed, self.evaluation = batch_size, seed, evaluation
-        self.epoch = 0
-        self._rank, self._world_size = rank, world_size
-        # The batch that the next iteration begins with, and the one after the last that was delivered.
-        self._first = self._next = 0
-        # The batch that `load_state_dict` restored, until the training sets its epoch, and the epoch that it has set.
-        self._restored: int | None = None
-        self._epoch_set: int | None = None
-        self._logged = False
+        if rank is None or world_size is None:
+            rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.dataset, self.batch_size, self.seed, self.evaluation = dataset, batch_size, seed, evaluation
+        self.rank, self.world_size = rank, world_size
+        self.epoch = self.start = 0
+        if evaluation:
+            return
+        if batch_size < 1 or len(dataset) < batch_size:
+            raise InputError(f"{len(dataset)} samples do not fill one batch of {batch_size}.")
+        if batch_size % world_size:
+            raise InputError(f"A batch of {batch_size} samples cannot be split evenly over {world_size} ranks.")
+        if dropped := len(dataset) % batch_size:
+            rank_zero_info(f"{dropped} samples of each epoch are dropped: they do not fill a batch of {batch_size}.")
 
     @property
     def sampler(self) -> ExactDistributedSampler:
@@ -78,143 +75,39 @@ class ExactDistributedSampler(Sampler[list[int]]):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch, which begins with its first batch unless it is the one that `load_state_dict` restored.
-
-        Raises:
-            InputError: Batches of an earlier epoch, which `load_state_dict` restored, were loaded in advance.
-        """
-        restored, self._restored, self._epoch_set = self._restored, None, epoch
-        if epoch == self.epoch:
-            return
-        if restored is not None and epoch > self.epoch and self._next > restored:
-            raise InputError(
-                f"The sampler was restored at batch {restored} of epoch {self.epoch}, and the loader's workers have "
-                f"loaded batches from there, but the training continues with epoch {epoch}, since epoch {self.epoch} "
-                "had ended early, such as by limit_train_batches. Save the position with state_dict(trainer=trainer)."
-            )
+        """Sets the epoch, here and in the data set."""
         self.epoch = epoch
-        self._first = self._next = 0
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Returns the number of batches, which is equal on all ranks.
+        """Returns the number of batches, equal on all ranks.
 
-        In evaluation, ranks with fewer samples may deliver one batch less: Lightning skips the hooks, and so the
-        collectives, of a rank whose loader has no batches.
+        In evaluation, a rank with fewer samples may yield one batch less: Lightning skips the hooks, and so the
+        collectives, of a rank whose loader has the length 0.
         """
-        _, world_size = self._ranks()
         if not self.evaluation:
-            return self.length // self.batch_size
-        return math.ceil(math.ceil(self.length / world_size) / self._share(world_size))
+            return len(self.dataset) // self.batch_size
+        largest = -(-len(self.dataset) // self.world_size)
+        return -(-largest // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yields the indices of this rank's samples, batch by batch.
-
-        Raises:
-            InputError: The epoch changed within the iteration, the batch cannot be split evenly, or a loader has this
-                object as its `sampler`.
-        """
-        if sys._getframe(1).f_code is BatchSampler.__iter__.__code__:
-            # Such a loader takes each batch for one index.
-            raise InputError(
-                "ExactDistributedSampler yields whole batches: pass it to the DataLoader as batch_sampler, without "
-                "batch_size, and not as sampler."
-            )
-        rank, world_size = self._ranks()
-        return self._evaluation(rank, world_size) if self.evaluation else self._training(rank, world_size)
-
-    def _training(self, rank: int, world_size: int) -> Iterator[list[int]]:
-        self._log_dropped()
-        rows = rank_rows(self.batch_size, rank, world_size)
-        # At the first batch, not where the iterator is made: Lightning sets the epoch between the two.
-        epoch, first, self._first = self.epoch, self._first, 0
-        for batch in range(first, self.length // self.batch_size):
-            if self.epoch != epoch:
-                raise InputError(
-                    f"The epoch was set to {self.epoch} after batches of epoch {epoch} had been loaded. To resume with "
-                    "loader workers, call load_state_dict of the sampler before Trainer.fit loads batches, such as in "
-                    "LightningDataModule.load_state_dict."
-                )
-            self._next = batch + 1
-            indices = train_indices(self.seed, epoch, batch, count=self.length, batch_size=self.batch_size)
-            yield indices[rows].tolist()
-
-    def _evaluation(self, rank: int, world_size: int) -> Iterator[list[int]]:
-        # The first ranks have one sample more: rank 0, which writes checkpoints, must see its last batch as the last.
-        size, more = divmod(self.length, world_size)
-        start = rank * size + min(rank, more)
-        stop = start + size + (rank < more)
-        share = self._share(world_size)
-        for first in range(start, stop, share):
-            yield list(range(first, min(first + share, stop)))
-
-    def seek(self, batch: int) -> None:
-        """Lets the next iteration begin with this batch of the epoch, counted from 0. ExactCheckpoint calls it."""
-        self._first = self._next = batch
-
-    def state_dict(self, batches: int | None = None, *, trainer: Trainer | None = None) -> dict[str, int]:
-        """Returns the position, which is a position on any number of ranks.
-
-        Args:
-            batches: Number of batches of the epoch that were used. It is needed with loader workers, which load
-                batches in advance; by default, all batches that were delivered count as used.
-            trainer: A Trainer that fits with this sampler, which knows this number, and whether the epoch has ended
-                earlier than the data, such as by `limit_train_batches` or `max_steps`.
-        """
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Yields the indices of this rank's samples, int64 [samples of this rank], batch by batch."""
+        count = len(self.dataset)
         if self.evaluation:
-            return {}
-        require(batches is None or trainer is None, "Pass the number of batches or the Trainer, not both.")
-        per_epoch = self.length // self.batch_size
-        epoch, used = self.epoch, self._next if batches is None else batches
-        if trainer is not None:
-            epoch, used = _position_in_fit(trainer)
-        require(0 <= used <= per_epoch, f"An epoch has {per_epoch} batches, but {used} were given as used.")
-        epoch, batch = epoch + used // per_epoch, used % per_epoch
-        return {**self._identity(), "epoch": epoch, "batch": batch}
+            rows = evaluation_rows(count, self.rank, self.world_size)
+            yield from torch.arange(rows.start, rows.stop).split(self.batch_size) if rows.stop > rows.start else ()
+            return
+        first, self.start = self.start, 0
+        order = torch.from_numpy(epoch_order(self.seed, self.epoch, count).copy())
+        for batch in range(first, len(self)):
+            yield order[train_rows(batch, self.batch_size, self.rank, self.world_size)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the epoch and the batch with which the next iteration begins."""
+        return {"epoch": self.epoch, "start": self.start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a position: the next iteration begins there.
-
-        Raises:
-            InputError: The state is of a sampler with other data, another batch size or another seed.
-        """
-        if self.evaluation:
-            return
-        for name, own in self._identity().items():
-            require(state.get(name) == own, f"The sampler was saved with {name} {state.get(name)}, but has {own}.")
-        self.epoch = state["epoch"]
-        self._first = self._next = state["batch"]
-        self._restored = None if self._epoch_set == self.epoch else self._first
-
-    def _identity(self) -> dict[str, int]:
-        return {"length": self.length, "batch_size": self.batch_size, "seed": self.seed}
-
-    def _ranks(self) -> tuple[int, int]:
-        if self._rank is not None and self._world_size is not None:
-            rank, world_size = self._rank, self._world_size
-        else:
-            rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        if not self.evaluation and self.batch_size % world_size:
-            raise InputError(
-                f"A batch of {self.batch_size} cannot be split evenly over {world_size} ranks: set batch_size to a "
-                f"multiple of {world_size}."
-            )
-        return rank, world_size
-
-    def _share(self, world_size: int) -> int:
-        return math.ceil(self.batch_size / world_size)
-
-    def _log_dropped(self) -> None:
-        if not self._logged and (dropped := self.length % self.batch_size):
-            rank_zero_info(f"{dropped} of {self.length} samples are dropped from each epoch: they fill no whole batch.")
-        self._logged = True
-
-
-def _position_in_fit(trainer: Trainer) -> tuple[int, int]:
-    """Returns the epoch and the number of its batches that were used; an epoch that has ended counts as ended."""
-    epochs, batches = trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_loop.batch_progress
-    if epochs.started < epochs.ready or epochs.processed >= epochs.ready:  # type: ignore[attr-defined]
-        # Between two epochs: the counts of batches are those of the one before.
-        return epochs.processed, 0  # type: ignore[attr-defined]
-    if batches.is_last_batch:
-        return epochs.processed + 1, 0  # type: ignore[attr-defined]
-    return epochs.processed, batches.current.processed  # type: ignore[attr-defined]
+        """Lets the next iteration begin with a batch of an epoch; the number of ranks may differ."""
+        self.set_epoch(state["epoch"])
+        self.start = state["start"]

@@ -1,1 +1,0 @@
-"""Checkpoints of any module: file format, safety check, atomic writes, the files of a run, and how runs resume."""

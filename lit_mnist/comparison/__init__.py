@@ -1,1 +1,0 @@
-"""The comparison of engines: which of them train the same, and what each costs."""

@@ -1,1 +1,0 @@
-"""Verified images and labels, their order, and the random numbers that shape both."""

@@ -1,1 +1,0 @@
-"""MNIST and its relatives."""

@@ -1,1 +1,0 @@
-"""Ranks: their launcher, rendezvous, signals, failure reports, heartbeat, consensus and peer exchange."""

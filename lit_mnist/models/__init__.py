@@ -1,1 +1,0 @@
-"""The networks, and batch norm over all ranks."""

@@ -1,1 +1,0 @@
-"""Evaluation that does not depend on the number of ranks: metrics, loaders and logged means."""

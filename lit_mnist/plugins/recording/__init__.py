@@ -1,1 +1,0 @@
-"""Callbacks that write the run folder of a Trainer: monitor, logger, progress, checkpoints and predictions."""

@@ -1,1 +1,0 @@
-"""What a Trainer does in each step beside the module's own work."""

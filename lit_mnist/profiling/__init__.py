@@ -1,1 +1,0 @@
-"""Traces, timings of the parts of a step, and injected faults."""

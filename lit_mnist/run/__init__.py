@@ -1,1 +1,0 @@
-"""The output of a run: run folder, metrics log, progress display, result, timing."""
