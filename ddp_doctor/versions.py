@@ -9,14 +9,6 @@ from importlib import metadata
 _LIBRARIES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "torchvision", "transformers", "accelerate")
 
 
-def installed_version() -> str:
-    """Returns the version of the package, or 0.0.0 in a checkout that is not installed."""
-    try:
-        return metadata.version("lit_mnist")
-    except metadata.PackageNotFoundError:
-        return "0.0.0"
-
-
 def library_versions() -> dict[str, str]:
     """Returns the versions of what is installed."""
     found = {"python": platform.python_version()}

@@ -7,7 +7,7 @@ from importlib import metadata
 
 from ddp_doctor.checks import describe
 
-_DISTRIBUTION, _LABEL = "lit_mnist", "documentation"
+_DISTRIBUTION, _LABEL = "ddp-doctor", "documentation"
 
 
 @cache

@@ -32,9 +32,9 @@ from not_found import EQUIVALENT, MISSED, OTHER_CODE
 from projects.cases import HEALTHY as SINGLE
 from projects.cases import Case
 from projects.families import HEALTHY
-from suite import PAGE, ROOT, examine_case
+from suite import PAGE, examine_case
 
-RESULTS = ROOT / "docs" / "bench" / "doctor-mutations.json"
+RESULTS = Path(__file__).with_name("doctor-mutations.json")
 BEGIN, END = "<!-- mutants -->\n", "<!-- end of mutants -->\n"
 SEED = 0
 REPORTED = {"fault", "depends on the number of devices"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import CHILD_ENV, ROOT
+from doctor_support import CHILD_ENV, ROOT
 
 from ddp_doctor.command import parse
 from ddp_doctor.errors import InputError

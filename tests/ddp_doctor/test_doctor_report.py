@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import suite
+from doctor_support import Page
 from example_report import example, hostile
-from html_page import Page
 from suite import BEGIN, END, GUIDE, PAGE, checks_table, rows_of_page
 
 import ddp_doctor

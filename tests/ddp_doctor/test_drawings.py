@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from doctor_support import Page
 from example_report import example
-from html_page import Page
 
 from ddp_doctor.findings import Finding, Report, Verdict
 from ddp_doctor.observations import Batch, Comparison

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import on_ranks, run_forked
+from doctor_support import on_ranks, run_forked
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook

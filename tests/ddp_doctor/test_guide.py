@@ -8,7 +8,7 @@ from pathlib import Path
 import mutations
 import pytest
 import suite
-from conftest import ROOT
+from doctor_support import ROOT
 
 from ddp_doctor.checks import describe
 

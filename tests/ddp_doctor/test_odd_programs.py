@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import CHILD_ENV
+from doctor_support import CHILD_ENV
 from snapshots import descendants, snapshot, wait_for_end
 
 import ddp_doctor
@@ -124,9 +124,7 @@ def test_a_lost_rank_is_reported(name: str, said: str) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", [pytest.param("starts_processes", marks=pytest.mark.slow), "saves"])
-def test_no_process_and_no_file_is_left(program: str, work: Path, request: pytest.FixtureRequest) -> None:
-    if program == "saves":
-        request.getfixturevalue("forked_python")
+def test_no_process_and_no_file_is_left(program: str, work: Path) -> None:
     before = snapshot(work)
     report = examined(program)
     assert (report.faults, report.error, report.hang) == ([], "", "")
@@ -162,7 +160,6 @@ def test_a_doctor_that_is_killed_changes_nothing_and_the_next_removes_its_folder
     ("name", "said"),
     [("does_nothing", "without training"), ("takes_three", r"takes_three\(a, b, c\)"), ("missing", "has no missing")],
 )
-@pytest.mark.usefixtures("forked_python")
 def test_a_wrong_target_is_rejected(name: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         examined(name)

@@ -9,9 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Program
-from faults.conftest import wait_for_exit
-from faults.terminal import in_terminal
+from doctor_support import on_terminal
 from test_checks import SPEC, Recorded, event, records
 
 from ddp_doctor.evidence.evidence import Evidence
@@ -34,16 +32,9 @@ def examined() -> int:
 
 
 @pytest.mark.parametrize("columns", [60, 100, 200])
-def test_a_terminal_has_one_line_that_is_removed(columns: int, tmp_path: Path) -> None:
-    def work() -> int:
-        for name in ("CI", "NO_COLOR"):
-            os.environ.pop(name, None)
-        return examined()
-
-    with in_terminal(work, tmp_path, columns) as terminal:
-        assert wait_for_exit(terminal.group, Program(tmp_path), 60)[0] == 0, terminal.output
-    drawn = terminal.output.split("\r\x1b[2K")
-    assert terminal.screen()[:1] == ["1 fault found."], terminal.output
+def test_a_terminal_has_one_line_that_is_removed(columns: int) -> None:
+    drawn = on_terminal(examined, columns).split("\r\x1b[2K")
+    assert drawn[-1].strip() == "1 fault found."
     shown = [line.rpartition("  ")[0] for line in drawn]
     assert {"stage 1/7  one process", "stage 7/7  checks, emulated GPUs"} <= set(shown)
     # The time goes on while a stage lasts.
@@ -52,15 +43,14 @@ def test_a_terminal_has_one_line_that_is_removed(columns: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["CI", "NO_COLOR"])
-def test_a_terminal_without_escape_codes_has_a_line_per_stage(name: str, tmp_path: Path) -> None:
+def test_a_terminal_without_escape_codes_has_a_line_per_stage(name: str) -> None:
     def work() -> int:
         os.environ[name] = "1"
         return examined()
 
-    with in_terminal(work, tmp_path, 60) as terminal:
-        assert wait_for_exit(terminal.group, Program(tmp_path), 60)[0] == 0, terminal.output
-    assert "\x1b" not in terminal.output
-    assert [line.rpartition("  ")[0] or line for line in terminal.output.splitlines()] == [
+    output = on_terminal(work, 60)
+    assert "\x1b" not in output
+    assert [line.rpartition("  ")[0] or line for line in output.splitlines()] == [
         "stage 1/7  one process",
         "stage 2/7  several ranks",
         "stage 7/7  checks, emulated GPUs",

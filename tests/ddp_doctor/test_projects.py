@@ -16,7 +16,7 @@ from types import ModuleType
 import lightning
 import pytest
 import torch
-from processes import run_forked
+from doctor_support import run_forked
 from projects.cases import CASES, FAULTY, HEALTHY, PROJECTS, Case
 
 # A project takes about a second; a project that hangs ends after the 15 seconds of its process group.

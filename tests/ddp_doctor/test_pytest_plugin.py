@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CHILD_ENV
+from doctor_support import CHILD_ENV
 from example_report import example
 
 import ddp_doctor

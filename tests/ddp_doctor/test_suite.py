@@ -8,7 +8,7 @@ from projects.families import FAULTY, HEALTHY
 from suite import INSTALLED, TRAINCHECK, examine_case
 
 ALL = (*CASES, *FAULTY, *HEALTHY, *TRAINCHECK, *INSTALLED)
-# The comparison with one process, evaluation, and a communication hook. test_project_engines.py has the template.
+# The comparison with one process, evaluation, and a communication hook.
 QUICK = ("ld013_padded_tokens",)
 
 
@@ -17,9 +17,7 @@ QUICK = ("ld013_padded_tokens",)
     "case",
     [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in ALL],
 )
-def test_exactly_the_planted_fault_is_found(case: Case, request: pytest.FixtureRequest) -> None:
-    if case.name in QUICK:
-        request.getfixturevalue("forked_python")
+def test_exactly_the_planted_fault_is_found(case: Case) -> None:
     result = examine_case(case)
     listed = "\n".join(
         f"{finding.code} {finding.verdict.value}: {finding.message}" for finding in result.report.findings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CHILD_ENV
+from doctor_support import CHILD_ENV
 
 from ddp_doctor.watch.command import _forwarded_signals
 from ddp_doctor.watch.comparison import Comparison

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from compared_command import compared
-from conftest import CHILD_ENV
+from doctor_support import CHILD_ENV
 
 import ddp_doctor
 from ddp_doctor.errors import InputError

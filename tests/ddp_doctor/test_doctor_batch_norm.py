@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from conftest import on_ranks
+from doctor_support import on_ranks
 from torch import nn
 from torch.distributed import get_rank
 

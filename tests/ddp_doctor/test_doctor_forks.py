@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from compared_command import forked_and_usual
-from conftest import CHILD_ENV
+from doctor_support import CHILD_ENV
 
 from ddp_doctor.evidence.repetition import repeat
 from ddp_doctor.launch.commands import CommandRunner

@@ -1,4 +1,4 @@
-"""The command `ddp-doctor`, here by its alias: its help, its rejections and its files."""
+"""The command `ddp-doctor`: its help, its rejections and its files."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib import metadata
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import CHILD_ENV, ROOT, Program
+from doctor_support import CHILD_ENV, ROOT, Done
 from example_report import example
 
+from ddp_doctor import __version__
 from ddp_doctor.checks import describe, load_checks
 from ddp_doctor.command import main, parse, program
 from ddp_doctor.output.terminal import report_text
 from ddp_doctor.request import check_request
 
 PROJECT = Path(__file__).parent / "projects" / "faulty" / "ld010_head_replaced.py"
+Doctor = Callable[..., Done]
 REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": ((), "What should be examined"),
     "two targets": (("a:b", "c:d"), "one target"),
@@ -69,17 +71,16 @@ REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", REJECTED)
-@pytest.mark.usefixtures("forked_python")
-def test_a_wrong_command_line_is_rejected(program: Program, name: str) -> None:
+def test_a_wrong_command_line_is_rejected(doctor: Doctor, name: str) -> None:
     words, said = REJECTED[name]
-    done = program("doctor", *words)
+    done = doctor(*words)
     assert done.code == 2, done.out + done.err
     assert done.err.startswith("error: ")
     assert said in done.err
     assert len(done.err.strip().splitlines()) == 1
 
 
-def test_a_script_that_reads_its_options_while_it_is_imported_is_rejected(program: Program, tmp_path: Path) -> None:
+def test_a_script_that_reads_its_options_while_it_is_imported_is_rejected(doctor: Doctor, tmp_path: Path) -> None:
     script = tmp_path / "own_options.py"
     script.write_text(
         "import argparse\n"
@@ -88,7 +89,7 @@ def test_a_script_that_reads_its_options_while_it_is_imported_is_rejected(progra
         "parser.parse_args()\n"
         "def main(): ...\n"
     )
-    done = program("doctor", f"{script}:main")
+    done = doctor(f"{script}:main")
     assert done.code == 2, done.out + done.err
     assert f"ddp-doctor -- torchrun --nproc-per-node 2 {script}" in done.err
 
@@ -101,10 +102,9 @@ def test_a_right_number_of_ranks_is_accepted(words: list[str], tmp_path: Path, m
     check_request(parse(["--", "torchrun", "--nproc-per-node", *words]))
 
 
-@pytest.mark.usefixtures("forked_python")
-def test_a_script_that_cannot_be_compiled_is_rejected_at_once(program: Program) -> None:
-    (program.folder / "mine.py").write_text("import torch\n\ndef main(:\n")
-    done = program("doctor", "--", "torchrun", "--nproc-per-node", "2", "mine.py")
+def test_a_script_that_cannot_be_compiled_is_rejected_at_once(doctor: Doctor) -> None:
+    Path("mine.py").write_text("import torch\n\ndef main(:\n")
+    done = doctor("--", "torchrun", "--nproc-per-node", "2", "mine.py")
     assert done.code == 2, done.out + done.err
     assert done.err == "error: mine.py, line 3: invalid syntax. The script cannot be compiled.\n"
     assert "stage" not in done.out
@@ -123,10 +123,8 @@ def test_every_check_explains_itself(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--explain", "LD013"], ["a:b", "--bogus"]])
-@pytest.mark.parametrize("module", ["ddp_doctor", "lit_mnist.cli.main"])
-def test_help_and_rejections_import_no_torch(module: str, words: list[str]) -> None:
-    alias = ["doctor"] if module != "ddp_doctor" else []
-    command = [sys.executable, "-X", "importtime", "-m", module, *alias, *words]
+def test_help_and_rejections_import_no_torch(words: list[str]) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "ddp_doctor", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=CHILD_ENV, timeout=60, check=False)
     assert done.returncode == (2 if "--bogus" in words else 0), done.stderr
     assert not re.search(r"\| *(torch|lightning|numpy)$", done.stderr, re.MULTILINE)
@@ -135,14 +133,14 @@ def test_help_and_rejections_import_no_torch(module: str, words: list[str]) -> N
 def test_importing_the_package_imports_no_library() -> None:
     command = [sys.executable, "-X", "importtime", "-c", "import ddp_doctor"]
     done = subprocess.run(command, capture_output=True, text=True, env=CHILD_ENV, timeout=60, check=True)
-    assert not re.search(r"\| *(torch|lightning|lit_mnist|jinja2|numpy)\b", done.stderr)
+    assert not re.search(r"\| *(torch|lightning|jinja2|numpy)\b", done.stderr)
 
 
-def test_no_module_needs_lit_mnist_or_lightning() -> None:
+def test_no_module_needs_lightning() -> None:
     """Except `lightning_rank`, which runs a LightningModule, and the callback of the watch."""
     script = (
         "import importlib, pathlib, pkgutil, sys, ddp_doctor\n"
-        "sys.modules.update(lit_mnist=None, lightning=None, accelerate=None, transformers=None)\n"
+        "sys.modules.update(lightning=None, accelerate=None, transformers=None)\n"
         "for module in pkgutil.walk_packages(ddp_doctor.__path__, 'ddp_doctor.'):\n"
         "    if not module.name.endswith(('lightning_rank', 'watch.callback', '__main__')):\n"
         "        importlib.import_module(module.name)\n"
@@ -154,14 +152,14 @@ def test_the_command_has_its_own_program(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["--explain", "LD012"]) == 0
     assert "Batch norm depends" in capsys.readouterr().out
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"ddp-doctor {metadata.version('lit_mnist')}\n"
+    assert capsys.readouterr().out == f"ddp-doctor {__version__}\n"
 
 
-def test_an_outer_launcher_is_rejected(monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
+def test_an_outer_launcher_is_rejected(monkeypatch: pytest.MonkeyPatch, doctor: Doctor) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1" if name != "RANK" else "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    done = program("doctor", "a:b")
+    done = doctor("a:b")
     assert done.code == 2, done.out + done.err
     assert "without a launcher" in done.err
 
@@ -192,50 +190,40 @@ def test_the_hint_can_be_pasted(
 
 
 @pytest.mark.timeout(200)
-def test_an_interpreter_without_torch_is_named_with_that_of_the_doctor(tmp_path: Path, program: Program) -> None:
+def test_an_interpreter_without_torch_is_named_with_that_of_the_doctor(tmp_path: Path, doctor: Doctor) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=60)
     other = tmp_path / "bare" / "bin" / "python"
-    (program.folder / "train.py").write_text("import torch\n")
-    done = program("doctor", "--", str(other), "train.py", timeout=150)
+    (tmp_path / "train.py").write_text("import torch\n")
+    done = doctor("--", str(other), "train.py", timeout=150)
     assert done.code == 2, done.out + done.err
     assert all(str(path) in done.err for path in (other, sys.executable))
     assert f"-- {sys.executable} train.py" in done.err
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.usefixtures("forked_python")
-def test_the_report_is_written_as_text_json_and_page(program: Program) -> None:
+def test_the_report_is_written_as_text_json_and_page(doctor: Doctor) -> None:
     words = (f"{PROJECT}:main", "--only", "structural", "--json", "report.json", "--html", "report.html")
-    done = program("doctor", *words, timeout=150)
+    done = doctor(*words, timeout=150)
     assert done.code == 1, done.out + done.err
     assert "with your permissions" in done.out
     told = [line.split("  ")[:2] for line in done.out.splitlines() if line.startswith("stage ")]
     assert told == [["stage 1/3", "one process"], ["stage 2/3", "several ranks"], ["stage 3/3", "checks"]]
     assert "LD010" in done.out
-    report = json.loads((program.folder / "report.json").read_text())
+    report = json.loads(Path("report.json").read_text())
     assert report["exit_code"] == 1
     assert [finding["code"] for finding in report["findings"] if finding["verdict"] == "fault"] == ["LD010"]
     assert all(describe()[check["code"]].structural for check in report["checks"])
-    page = (program.folder / "report.html").read_text()
+    page = Path("report.html").read_text()
     assert "LD010" in page
     assert "<script" not in page
     assert "http" not in re.sub(r'http-equiv|<a href="[^"]*"', "", page)
 
 
-@pytest.mark.timeout(200)
-@pytest.mark.usefixtures("forked_python")
-def test_the_configuration_of_a_project_is_examined(program: Program) -> None:
-    """The section `run` is of this project's own command; LightningCLI does not know it."""
-    shutil.copytree(ROOT / "examples" / "user_module", program.folder, dirs_exist_ok=True)
-    done = program("doctor", "--config", "spirals.yaml", "--only", "LD008,LD030", timeout=150)
-    assert done.code == 0, done.out + done.err
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_fault_is_found_by_a_configuration(program: Program) -> None:
-    shutil.copy(PROJECT.parent / "ld019b_only_frozen.py", program.folder / "mine.py")
-    (program.folder / "mine.yaml").write_text("model: {class_path: mine.Module}\n")
-    done = program("doctor", "--config", "mine.yaml", "--only", "LD019", timeout=150)
+def test_a_fault_is_found_by_a_configuration(doctor: Doctor) -> None:
+    shutil.copy(PROJECT.parent / "ld019b_only_frozen.py", "mine.py")
+    Path("mine.yaml").write_text("model: {class_path: mine.Module}\n")
+    done = doctor("--config", "mine.yaml", "--only", "LD019", timeout=150)
     assert done.code == 1, done.out + done.err
     assert "LD019" in done.out

@@ -9,8 +9,8 @@ from email.message import Message
 from xml.etree import ElementTree as ET
 
 import pytest
+from doctor_support import Page
 from example_report import example, hostile
-from html_page import Page
 
 from ddp_doctor.checks import describe
 from ddp_doctor.command import explain

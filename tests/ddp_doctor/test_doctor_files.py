@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import CHILD_ENV
+from doctor_support import CHILD_ENV
 from snapshots import descendants, snapshot, wait_for_end
 from writing_programs import FOREIGN, WAYS, prepare
 
