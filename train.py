@@ -1,13 +1,6 @@
-"""Trains, validates, tests and predicts: see `python train.py --help`."""
+"""Trains MNIST: `python train.py --devices 2`. See `python train.py --help`, and `lit_mnist/cli.py`."""
 
-import sys
-
-# A checkout is used without pip, which rejects an older Python.
-if sys.version_info < (3, 11):  # noqa: UP036
-    print("error: lit_mnist needs Python 3.11 or newer, but this is {}.{}.".format(*sys.version_info), file=sys.stderr)
-    sys.exit(2)
-
-from lit_mnist.cli.entry import entry
+from lit_mnist.cli import main
 
 if __name__ == "__main__":
-    entry()
+    main()

@@ -1,0 +1,328 @@
+"""The command: LightningCLI with short options, the subcommand `train`, and ranks that are forked after the parsing.
+
+LightningCLI is the only parser. This file adds to it, before the parsing, the short options, which are rewritten to long
+ones, and, after it, the ranks: they share what is imported and parsed, and each instantiates its own classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lit_mnist import launch, new
+from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.errors import InputError
+from lit_mnist.module import LitClassifier
+from lit_mnist.plugins.checkpoint_io import read_checkpoint
+from lit_mnist.run import RunRecorder, lock_run_dir, new_run_dir
+from lit_mnist.trainer import LitTrainer, choose_devices
+
+SHORT_OPTIONS = {
+    "--devices": "--trainer.devices",
+    "--epochs": "--trainer.max_epochs",
+    "--max-steps": "--trainer.max_steps",
+    "--batch-size": "--data.batch_size",
+    "--lr": "--model.lr",
+    "--seed": "--seed_everything",
+    "--precision": "--trainer.precision",
+    "--run-dir": "--trainer.default_root_dir",
+    "--max-restarts": "--max_restarts",
+}
+# They name a run folder or a checkpoint; the option reads the configuration of the run as well.
+_RUN_OPTIONS = {"--resume": "last.ckpt", "--ckpt": "best.ckpt"}
+_CONFIG = "config.yaml"
+_TRAINS = ("fit", "train")
+
+
+class LitCLI(LightningCLI):
+    """LightningCLI for LitTrainer. Any module and data module can take the place of the defaults.
+
+    Args:
+        words: The words of the command, after `expand_words`.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        self.recorder: RunRecorder | None = None
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            trainer_class=LitTrainer,
+            save_config_callback=SaveRunConfig,
+            save_config_kwargs={"overwrite": True},
+            seed_everything_default=42,
+            args=words,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Returns LightningCLI's subcommands, and `train`."""
+        return {**LightningCLI.subcommands(), "train": {"model", "datamodule"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the defaults, and the restarts."""
+        parser.add_argument("--max_restarts", type=int, default=0, help="How often to restart the ranks after one is lost.")
+        parser.set_defaults(
+            {
+                "model": {"class_path": "lit_mnist.module.LitClassifier"},
+                "data": {"class_path": "lit_mnist.datamodule.MNISTDataModule"},
+            }
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses the command, and verifies a checkpoint before anything else reads it."""
+        super().parse_arguments(parser, args)
+        options = self.config[self.config.subcommand]
+        if options.ckpt_path and Path(options.ckpt_path).is_file():
+            read_checkpoint(options.ckpt_path)
+        if options.ckpt_path and options.ckpt_path not in ("last", "best") and not Path(options.ckpt_path).exists():
+            raise InputError(f"ckpt_path: {options.ckpt_path} does not exist.")
+
+    @property
+    def options(self) -> Namespace:
+        """The options of the subcommand."""
+        assert self.subcommand
+        return self.config[self.subcommand]
+
+    def before_instantiate_classes(self) -> None:
+        """Names the run folder, and starts the ranks unless they were started outside."""
+        trainer = self.options.trainer
+        device_type, count = choose_devices(trainer.accelerator, trainer.devices)
+        if launch.started_outside():
+            launch.join_group(device_type, trainer.timeout)
+        trainer.default_root_dir = self._run_dir()
+        if launch.started_outside() or (count == 1 and not self.options.max_restarts):
+            if not launch.started_outside() or os.environ["RANK"] == "0":
+                self.lock = lock_run_dir(Path(trainer.default_root_dir))
+            launch.keep_freed_memory()
+            launch.set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+            return
+        with lock_run_dir(Path(trainer.default_root_dir)):
+            launch.launch(
+                self.run_rank,
+                (),
+                count,
+                device_type=device_type,
+                timeout=trainer.timeout,
+                max_restarts=self.options.max_restarts,
+                on_restart=self._resume_last,
+            )
+        sys.exit(0)
+
+    def run_rank(self) -> None:
+        """Instantiates the classes and runs the subcommand in a forked rank."""
+        self.instantiate_classes()
+        self.run_subcommand()
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Adds the callback that writes the result."""
+        assert self.subcommand
+        config = json.loads(self.parser.dump(self.config, format="json", skip_none=False))[self.subcommand]
+        self.recorder = RunRecorder(config)
+        callbacks = self.config_init[self.subcommand].trainer.callbacks or []
+        return super().instantiate_trainer(callbacks=[*callbacks, self.recorder], **kwargs)
+
+    def run_subcommand(self) -> None:
+        """Runs the subcommand, and writes the result."""
+        assert self.subcommand and self.recorder
+        function = getattr(self.trainer, self.subcommand)
+        names = inspect.signature(function).parameters
+        given = {name: value for name, value in self.config_init[self.subcommand].items() if name in names}
+        function(**{**given, "model": self.model, "datamodule": self.datamodule})
+        self.recorder.write(self.trainer)
+
+    def _run_dir(self) -> str:
+        """Returns the run folder, which all ranks agree on.
+
+        Raises:
+            InputError: It contains another run.
+        """
+        options = self.options
+        name = options.model.class_path.rsplit(".", 1)[-1]
+        if name == "LitClassifier":
+            name = options.model.init_args.net
+        chosen = [str(options.trainer.default_root_dir or new_run_dir(name))]
+        if dist.is_initialized():
+            dist.broadcast_object_list(chosen, src=0)
+        if self.subcommand in _TRAINS and not options.ckpt_path and (Path(chosen[0]) / _CONFIG).exists():
+            raise InputError(
+                f"trainer.default_root_dir: {chosen[0]} contains a run. Resume it with --resume {chosen[0]}, or choose "
+                "another --run-dir."
+            )
+        return chosen[0]
+
+    def _resume_last(self) -> tuple[()]:
+        last = Path(self.options.trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+        if last.exists():
+            self.options.ckpt_path = str(last)
+        return ()
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Saves `config.yaml` without what belongs to one run, so that another run can read it by `--config`."""
+
+    def __init__(self, parser: LightningArgumentParser, config: Namespace, **kwargs: Any) -> None:
+        config = config.clone()
+        config.trainer.default_root_dir = config.ckpt_path = None
+        config.pop("max_restarts", None)
+        super().__init__(parser, config, **kwargs)
+
+
+def expand_words(words: list[str]) -> list[str]:
+    """Returns the words of a command with long options behind the subcommand, as LightningCLI reads them.
+
+    `train` is the subcommand if none is given. A configuration file before the subcommand stays there if it has a
+    section for each subcommand.
+    """
+    before: list[str] = []
+    after: list[str] = []
+    subcommand = None
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if word in LitCLI.subcommands() and subcommand is None:
+            subcommand = word
+            continue
+        option, equals, value = word.partition("=")
+        if option in _RUN_OPTIONS:
+            after[:0] = _read_run(option, value if equals else _next(option, queue))
+        elif option in ("--config", "-c"):
+            value = value if equals else _next(option, queue)
+            target = before if subcommand is None and _has_sections(value) else after
+            target += ["--config", value]
+        elif option == "--model.help" and not equals and not any(each.startswith("--model") for each in words if each != word):
+            after.append("--model.help=lit_mnist.module.LitClassifier")
+        else:
+            after.append(SHORT_OPTIONS.get(option, option) + equals + value)
+    if subcommand is None:
+        if {"-h", "--help"} & {*after}:
+            return ["--help"]
+        subcommand = "train"
+    return [*before, subcommand, *after]
+
+
+def _next(option: str, queue: list[str]) -> str:
+    if not queue:
+        raise InputError(f"{option} needs a value.")
+    return queue.pop(0)
+
+
+def _has_sections(config: str) -> bool:
+    """Returns whether a configuration, a file or YAML, has a section for a subcommand."""
+    try:
+        content = yaml.safe_load(Path(config).read_text() if Path(config).is_file() else config)
+    except (OSError, yaml.YAMLError):
+        return False
+    return isinstance(content, dict) and not content.keys().isdisjoint(LitCLI.subcommands())
+
+
+def _read_run(option: str, value: str) -> list[str]:
+    """Returns the long options for a run folder or a checkpoint."""
+    path = Path(value)
+    checkpoint = path
+    if path.is_dir():
+        names = (_RUN_OPTIONS[option], "last.ckpt")
+        found = [path / "checkpoints" / name for name in names if (path / "checkpoints" / name).exists()]
+        if not found:
+            raise InputError(f"{option}: {path} contains no checkpoints/{names[0]}.")
+        checkpoint = found[0]
+    elif not path.exists():
+        raise InputError(f"{option}: {path} does not exist. Give a run folder or a checkpoint.")
+    config = checkpoint.parent.parent / _CONFIG
+    words = ["--config", str(config)] if config.exists() else []
+    if option == "--resume" and path.is_dir():
+        words += ["--trainer.default_root_dir", str(path)]
+    return [*words, "--ckpt_path", str(checkpoint)]
+
+
+def main(words: Iterable[str] | None = None) -> None:
+    """Runs a command; the words are those of the command line by default.
+
+    Raises:
+        SystemExit: The command has failed: see `lit_mnist.launch` for the exit codes.
+    """
+    words = list(sys.argv[1:] if words is None else words)
+    sys.argv = [sys.argv[0], *words]
+    if words[:1] == ["new"]:
+        run_and_exit(lambda: new.main(words[1:]))
+    elif words[:1] == ["compare"]:
+        from lit_mnist import compare
+
+        run_and_exit(lambda: compare.main(words[1:]))
+    else:
+        run_and_exit(lambda: _train(words))
+
+
+def _train(words: list[str]) -> None:
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)  # where the user's own modules are
+    sys.argv = [sys.argv[0]]  # LightningCLI warns if it is given words and finds others here
+    expanded = expand_words(words)
+    sys.argv += words
+    cli = LitCLI(expanded)
+    cli.run_subcommand()
+
+
+def run_and_exit(command: Any) -> None:
+    """Runs a command in this process, and turns its errors into a message and an exit code.
+
+    Raises:
+        SystemExit: The command has failed.
+    """
+    sys.stdout, sys.stderr = UnbreakableStream(sys.stdout), UnbreakableStream(sys.stderr)
+    try:
+        command()
+    except SystemExit:
+        raise
+    except MisconfigurationException as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BaseException as error:
+        failure = launch.describe(error)
+        print(failure.message, file=sys.stderr)
+        sys.exit(3 if failure.code == 1 else failure.code)
+
+
+class UnbreakableStream:
+    """A stream whose reader may go away: a closed pipe or a full disk ends no training.
+
+    Args:
+        stream: The stream; after an error, what is written is lost.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes a text, and returns its length."""
+        try:
+            self._stream.write(text)
+        except (OSError, ValueError):
+            self._stream = open(os.devnull, "w")  # noqa: SIM115
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes the stream."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._stream = open(os.devnull, "w")  # noqa: SIM115
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

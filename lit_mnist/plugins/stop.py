@@ -1,0 +1,62 @@
+"""Stopping all ranks at one step, with a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from lit_mnist.errors import StoppedError
+from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class StopTogether(Callback):
+    """Ends a training at a signal: all ranks stop after the same step, whose checkpoint is saved.
+
+    A Trainer that is interrupted saves nothing. Its SIGTERM handler calls a collective, which hangs if the other ranks
+    did not get the signal at the same step:
+
+        trainer = Trainer(callbacks=[ExactCheckpoint("checkpoints"), StopTogether()])
+
+    Then `fit` raises StoppedError on every rank. A signal to one rank is enough; a second signal has no effect.
+
+    Args:
+        every_n_steps: Steps between two collectives in which the ranks agree; it is the longest wait.
+
+    Attributes:
+        received: The signal that this process has received, or 0.
+    """
+
+    def __init__(self, every_n_steps: int = 10) -> None:
+        self.every_n_steps = every_n_steps
+        self.received = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Installs the handlers, after those of the Trainer, which restores what was there before the fit."""
+        self.received = 0
+        for signum in SIGNALS:
+            signal.signal(signum, self._receive)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Stops if any rank has received a signal.
+
+        Raises:
+            StoppedError: The checkpoint of this step is saved.
+        """
+        is_time = trainer.world_size == 1 or (batch_idx + 1) % self.every_n_steps == 0
+        if not is_time or not trainer.strategy.reduce_boolean_decision(self.received > 0, all=False):
+            return
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ExactCheckpoint):
+                callback.save_now(trainer)
+        raise StoppedError(self.received or signal.SIGTERM)
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        self.received = signum

@@ -1,0 +1,191 @@
+"""Lightning's Trainer with the plugins of `lit_mnist.plugins`."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities import rank_zero_info
+
+from lit_mnist.plugins import (
+    ChannelsLast,
+    ExactAccumulation,
+    ExactCheckpoint,
+    ExactDDPStrategy,
+    ExactEvaluation,
+    FailureReport,
+    PortableSyncBatchNorm,
+    SkippedStepSchedule,
+    StopOnNonFinite,
+    StopTogether,
+    VerifiedCheckpointIO,
+)
+from lit_mnist.plugins.lightning_internals import skip_sigterm_broadcast
+from lit_mnist.plugins.precision import precision_plugin, resolve_precision
+
+PrecisionName = Literal["auto", "32-true", "64-true", "16-mixed", "bf16-mixed"]
+
+
+class LitTrainer(Trainer):
+    """A stock Trainer with a list of plugins and callbacks, which you can copy to yours one by one.
+
+    It trains any module with any loaders:
+
+        trainer = LitTrainer(devices=2, max_epochs=3, default_root_dir="runs/mine")
+        trainer.train(module, datamodule)
+
+    Args:
+        accelerator: As for a Trainer.
+        devices: As for a Trainer; `auto` selects all GPUs or one process on the CPU.
+        num_nodes: Number of machines.
+        strategy: As for a Trainer; `auto` and `ddp` select DDP with exact evaluation for several ranks.
+        precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed` or `auto`, which selects 16-mixed on GPUs, bf16-mixed
+            on CPUs with fast bfloat16 instructions, and 32-true on others. None selects 32-true, as for a Trainer.
+        sync_batchnorm: Whether batch norm uses the statistics of all ranks, on CPUs as well.
+        default_root_dir: The run folder; by default `runs/<time>`.
+        max_epochs: Epochs to train; 1 if neither this nor `max_steps` nor `max_time` is given.
+        max_steps: Most optimizer steps; -1 for no limit.
+        max_time: Most time, as for a Trainer.
+        timeout: Seconds that a rank waits for the others.
+        logger: Loggers; by default `metrics.csv` and TensorBoard files in the run folder.
+        callbacks: Further callbacks. An ExactCheckpoint, or a ModelCheckpoint with a monitor, replaces that of the run
+            folder.
+        plugins: Plugins of Lightning, which replace those of the same kind.
+        **kwargs: Further arguments of a Trainer.
+
+    Raises:
+        InputError: The precision is unknown or given twice.
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: str = "auto",
+        devices: list[int] | str | int = "auto",
+        num_nodes: int = 1,
+        strategy: str | Strategy = "auto",
+        precision: PrecisionName | None = "auto",
+        sync_batchnorm: bool = True,
+        default_root_dir: str | Path | None = None,
+        max_epochs: int | None = None,
+        max_steps: int = -1,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        timeout: float = 120.0,
+        logger: Any = None,
+        callbacks: list[Callback] | Callback | None = None,
+        plugins: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        device_type, count = choose_devices(accelerator, devices)
+        ranks = count * num_nodes
+        root = Path(default_root_dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}")
+        plugins = list(plugins) if isinstance(plugins, list | tuple) else [plugins] if plugins else []
+        callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
+        reason = ""
+
+        # What goes wrong without each part stands before it.
+        if not _has(plugins, Precision):
+            # On CPUs, Lightning's 16-mixed computes in bfloat16, with a warning.
+            used, reason = resolve_precision(precision or "32-true", device_type)
+            plugins.append(precision_plugin(used, device_type))
+        if not _has(plugins, CheckpointIO):
+            # A crash while a file is written loses the old one as well, and a flipped bit is loaded without a word.
+            plugins.append(VerifiedCheckpointIO())
+        if ranks > 1 and sync_batchnorm and not _has(plugins, LayerSync):
+            # Each rank normalizes with its own samples; Trainer(sync_batchnorm=True) fails on CPUs.
+            plugins.append(PortableSyncBatchNorm())
+        if ranks > 1 and strategy in ("auto", "ddp"):
+            # The last batch of an evaluation is padded with samples that are counted twice.
+            strategy = ExactDDPStrategy(timeout=timedelta(seconds=timeout))
+        if kwargs.get("enable_checkpointing", True) is not False and not kwargs.get("fast_dev_run"):
+            if not any(isinstance(each, ModelCheckpoint) and each.monitor for each in callbacks):
+                # The test is that of the last weights, not of the best.
+                callbacks.insert(0, BestCheckpoint(root / "checkpoints"))
+            if not _has(callbacks, ExactCheckpoint):
+                # A resumed epoch begins again with other samples and other random numbers.
+                callbacks.append(ExactCheckpoint(root / "checkpoints"))
+        callbacks += [
+            ExactAccumulation(),  # The gradient of a shorter last window is too small.
+            SkippedStepSchedule(),  # The schedule advances although the step was skipped in float16.
+            ChannelsLast(),  # Convolutions take a third longer on CPUs.
+            ExactEvaluation(),  # What depends on the number of ranks is not said.
+            StopOnNonFinite(),  # A NaN trains on until the end.
+            StopTogether(),  # A signal loses the steps since the last checkpoint, or hangs.
+            FailureReport(),  # A failed rank is not named.
+        ]
+        if logger is None or logger is True:
+            logger = [CSVLogger(root, name="", version=""), TensorBoardLogger(root, name="", version="")]
+        if max_epochs is None and max_steps == -1 and max_time is None:
+            max_epochs = 1
+        super().__init__(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            strategy=strategy,
+            default_root_dir=root,
+            max_epochs=max_epochs,
+            max_steps=max_steps,
+            max_time=max_time,
+            logger=logger,
+            callbacks=callbacks,
+            plugins=plugins,
+            **kwargs,
+        )
+        if reason:
+            rank_zero_info(reason)
+        if self.world_size > 1:
+            skip_sigterm_broadcast(self)
+
+    def train(
+        self, model: LightningModule, datamodule: Any = None, ckpt_path: str | Path | None = None
+    ) -> list[Any] | None:
+        """Fits, then tests with the best weights.
+
+        Args:
+            model: The module.
+            datamodule: The data module, or None if the module has the loaders.
+            ckpt_path: A checkpoint to resume from.
+
+        Returns:
+            The metrics of the test, or None if there is no test.
+        """
+        self.fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
+        if self.interrupted:
+            return None
+        best = getattr(self.checkpoint_callback, "best_model_path", "")
+        return list(self.test(model, datamodule=datamodule, ckpt_path=best or None))
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps `best.ckpt`, the weights with the lowest `val_loss`, of a module that logs it."""
+
+    def __init__(self, dirpath: Path) -> None:
+        super().__init__(
+            dirpath, filename="best", monitor="val_loss", enable_version_counter=False, save_on_train_epoch_end=False
+        )
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves the weights if they are the best so far."""
+        if self.monitor in trainer.callback_metrics:
+            super().on_validation_end(trainer, pl_module)
+
+
+def choose_devices(accelerator: str = "auto", devices: list[int] | str | int = "auto") -> tuple[str, int]:
+    """Returns the device type, `cuda` or `cpu`, and the number of ranks on this machine, as a Trainer chooses them."""
+    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and CUDAAccelerator.is_available()):
+        if devices == "auto":
+            return "cuda", CUDAAccelerator.auto_device_count()
+        return "cuda", len(CUDAAccelerator.parse_devices(devices) or [])
+    return "cpu", 1 if devices == "auto" else CPUAccelerator.parse_devices(devices)  # type: ignore[arg-type]
+
+
+def _has(values: list[Any], kind: type) -> bool:
+    return any(isinstance(value, kind) for value in values)
