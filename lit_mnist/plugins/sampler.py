@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sized
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Sampler
@@ -14,12 +14,13 @@ from lit_mnist.errors import InputError
 from lit_mnist.order import epoch_order, evaluation_rows, train_rows
 
 
-class ExactDistributedSampler(Sampler[torch.Tensor]):
+class ExactDistributedSampler(Sampler[list[int]]):
     """Decides which samples each rank uses: the same global batches on any number of ranks.
 
     In training, the order of an epoch is a function of (seed, epoch). It is cut into global batches, and each one is
     split evenly over the ranks. An incomplete last batch is dropped, which is logged once. In evaluation, each sample
-    is used exactly once, in contiguous parts, without padding:
+    is used exactly once, in contiguous parts, without padding, and all ranks have the same number of batches, so that
+    collectives in a step do not hang (with batches of one sample, a rank may have one less):
 
         train = DataLoader(dataset, batch_sampler=ExactDistributedSampler(dataset, batch_size=64, seed=1))
         val = DataLoader(val_dataset, batch_sampler=ExactDistributedSampler(val_dataset, 256, evaluation=True))
@@ -42,7 +43,8 @@ class ExactDistributedSampler(Sampler[torch.Tensor]):
         start: The batch with which the next iteration begins.
 
     Raises:
-        InputError: The samples do not fill one batch, or a training batch cannot be split evenly over the ranks.
+        InputError: The samples do not fill one batch, a training batch cannot be split evenly over the ranks, or an
+            evaluation has fewer samples than ranks.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class ExactDistributedSampler(Sampler[torch.Tensor]):
         self.rank, self.world_size = rank, world_size
         self.epoch = self.start = 0
         if evaluation:
+            if 0 < len(dataset) < world_size:
+                raise InputError(f"{len(dataset)} samples cannot be evaluated on {world_size} ranks: use fewer ranks.")
             return
         if batch_size < 1 or len(dataset) < batch_size:
             raise InputError(f"{len(dataset)} samples do not fill one batch of {batch_size}.")
@@ -81,27 +85,23 @@ class ExactDistributedSampler(Sampler[torch.Tensor]):
             self.dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Returns the number of batches, equal on all ranks.
-
-        In evaluation, a rank with fewer samples may yield one batch less: Lightning skips the hooks, and so the
-        collectives, of a rank whose loader has the length 0.
-        """
+        """Returns the number of batches, equal on all ranks."""
         if not self.evaluation:
             return len(self.dataset) // self.batch_size
-        largest = -(-len(self.dataset) // self.world_size)
-        return -(-largest // self.batch_size)
+        return math.ceil(math.ceil(len(self.dataset) / self.world_size) / self.batch_size)
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        """Yields the indices of this rank's samples, int64 [samples of this rank], batch by batch."""
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yields the indices of this rank's samples, batch by batch."""
         count = len(self.dataset)
         if self.evaluation:
-            rows = evaluation_rows(count, self.rank, self.world_size)
-            yield from torch.arange(rows.start, rows.stop).split(self.batch_size) if rows.stop > rows.start else ()
+            rows = range(count)[evaluation_rows(count, self.rank, self.world_size)]
+            parts = (rows[evaluation_rows(len(rows), number, len(self))] for number in range(len(self)))
+            yield from (list(part) for part in parts if part)
             return
         first, self.start = self.start, 0
-        order = torch.from_numpy(epoch_order(self.seed, self.epoch, count).copy())
+        order = epoch_order(self.seed, self.epoch, count)
         for batch in range(first, len(self)):
-            yield order[train_rows(batch, self.batch_size, self.rank, self.world_size)]
+            yield order[train_rows(batch, self.batch_size, self.rank, self.world_size)].tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the epoch and the batch with which the next iteration begins."""
