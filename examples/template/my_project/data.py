@@ -6,42 +6,39 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_mnist.errors import InputError
+from lit_mnist.plugins import ExactDistributedSampler, ResumableDataLoader
 
 
 class LitData(LightningDataModule):
     """Noisy points on three rings.
 
     Args:
-        batch_size: Global batch: the samples of all ranks in one step.
+        batch_size: Samples of a batch over all ranks.
+        seed: Seed of the order.
     """
 
-    def __init__(self, batch_size: int = 48) -> None:
+    def __init__(self, batch_size: int = 48, seed: int = 1) -> None:
         super().__init__()
-        self.batch_size = batch_size
+        self.save_hyperparameters()
 
     def setup(self, stage: str) -> None:
         # Each rank builds the same data: a fixed seed for each part.
         self.train, self.val, self.test = make_points(1152, seed=1), make_points(301, seed=2), make_points(301, seed=3)
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train, self._batch_per_rank(), shuffle=True, drop_last=True)
+        # Any number of ranks trains on the same batches, and a run that is killed resumes within an epoch.
+        batches = ExactDistributedSampler(self.train, self.hparams.batch_size, self.hparams.seed)
+        return ResumableDataLoader(self.train, batch_sampler=batches)
 
+    # LitTrainer splits these over the ranks, without padding.
     def val_dataloader(self) -> DataLoader:
-        return DataLoader(self.val, self._batch_per_rank())
+        return DataLoader(self.val, batch_size=100)
 
     def test_dataloader(self) -> DataLoader:
-        return DataLoader(self.test, self._batch_per_rank())
+        return DataLoader(self.test, batch_size=100)
 
     def predict_dataloader(self) -> DataLoader:
         return self.test_dataloader()
-
-    def _batch_per_rank(self) -> int:
-        """Divides the global batch by the ranks, so that their number does not change what is trained."""
-        ranks = self.trainer.world_size
-        if self.batch_size % ranks:
-            raise InputError(f"The batch of {self.batch_size} samples cannot be split over {ranks} ranks.")
-        return self.batch_size // ranks
 
 
 def make_points(count: int, seed: int) -> TensorDataset:

@@ -21,7 +21,7 @@ class LitModel(LightningModule):
 
     def __init__(self, hidden: int = 32, lr: float = 0.01) -> None:
         super().__init__()
-        self.lr = lr
+        self.save_hyperparameters()
         # Batch norm cancels a bias before it: its gradient would be rounding noise, which differs between the ranks.
         self.net = nn.Sequential(
             nn.Linear(2, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 3)
@@ -50,7 +50,7 @@ class LitModel(LightningModule):
         return self(batch[0]).argmax(dim=1)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=self.lr)
+        return torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
 
     def _evaluate(self, batch: Batch, split: str) -> None:
         points, targets = batch

@@ -11,27 +11,26 @@ import torch
 ROOT = Path(__file__).parents[1]
 
 
-def run(folder: Path, *flags: str) -> dict[str, float]:
+def run(folder: Path, *options: str) -> dict[str, float]:
     """Runs train.py, and returns the test metrics."""
-    command = [sys.executable, "train.py", "--folder", str(folder), *flags]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
-    [path] = folder.rglob("metrics.csv")
-    last = list(csv.DictReader(path.open()))[-1]
+    subprocess.run([sys.executable, "train.py", "--folder", str(folder), *options], cwd=ROOT, check=True, timeout=300)
+    with (folder / "metrics.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
     return {name: float(value) for name, value in last.items() if name.startswith("test_")}
 
 
 def test_two_ranks_train_the_weights_of_one(tmp_path: Path) -> None:
     weights = []
     for devices in "12":
-        folder = tmp_path / devices
-        run(folder, "--devices", devices, "--epochs", "2")
-        weights.append(torch.load(folder / "last.ckpt", weights_only=True)["state_dict"])
+        run(tmp_path / devices, "--devices", devices, "--epochs", "2")
+        checkpoint = torch.load(tmp_path / devices / "checkpoints" / "last.ckpt", weights_only=True)
+        weights.append(checkpoint["state_dict"])
     # The ranks add up the same numbers in another order.
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
 
-    trained = str(tmp_path / "1" / "last.ckpt")
-    metrics = [run(tmp_path / f"test-{devices}", "--devices", devices, "--test", trained) for devices in "123"]
+    trained = str(tmp_path / "1" / "checkpoints" / "last.ckpt")
+    one, two, three = (run(tmp_path / f"test-{devices}", "--devices", devices, "--test", trained) for devices in "123")
     # A sample that is missing, or counts twice, changes a metric by more than the rounding of its sum.
-    assert metrics[0]
-    assert metrics[1] == pytest.approx(metrics[0], rel=1e-5)
-    assert metrics[2] == pytest.approx(metrics[0], rel=1e-5)
+    assert one
+    assert two == pytest.approx(one, rel=1e-5)
+    assert three == pytest.approx(one, rel=1e-5)
