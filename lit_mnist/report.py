@@ -73,7 +73,8 @@ def read_curves(path: Path) -> dict[str, dict[str, Points]]:
         return curves
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    for column in sorted({*(rows[0] if rows else ())} - {"epoch", "step"}):
+    columns = {*(rows[0] if rows else ())} - {"epoch", "step"}
+    for column in sorted(columns, key=lambda each: (each.startswith("lr-"), each)):
         match = _METRIC.fullmatch(column)
         if not match or match["stage"] == "test":
             continue
@@ -139,7 +140,9 @@ def _draw(lines: Mapping[str, Points]) -> str:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
         file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(
+            file, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
     svg = file.getvalue()
     return svg[svg.index("<svg") :].replace(_INK, "currentColor")
 
