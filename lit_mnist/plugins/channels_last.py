@@ -39,4 +39,5 @@ def convert_weights(module: torch.nn.Module, memory_format: torch.memory_format)
     """Converts the parameters with four dimensions in place; `Module.to` rejects modules with other convolutions."""
     for parameter in module.parameters():
         if parameter.dim() == 4:
-            parameter.data = parameter.data.contiguous(memory_format=memory_format)
+            # Not contiguous(), which leaves the strides of a weight with one input channel.
+            parameter.data = parameter.data.clone(memory_format=memory_format)
