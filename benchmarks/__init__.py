@@ -1,1 +1,1 @@
-"""The benchmark: what training costs, measured in interleaved rounds, as ratios; `python -m benchmarks`."""
+"""What the README states about speed, measured: `python -m benchmarks`."""
