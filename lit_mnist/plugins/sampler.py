@@ -70,7 +70,7 @@ class ExactDistributedSampler(Sampler[list[int]]):
             raise InputError(f"{len(dataset)} samples do not fill one batch of {batch_size}.")
         if batch_size % world_size:
             raise InputError(f"A batch of {batch_size} samples cannot be split evenly over {world_size} ranks.")
-        if dropped := len(dataset) % batch_size:
+        if rank == 0 and (dropped := len(dataset) % batch_size):
             rank_zero_info(f"{dropped} samples of each epoch are dropped: they do not fill a batch of {batch_size}.")
 
     @property
