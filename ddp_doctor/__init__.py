@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ddp_doctor.findings import Report as Report
     from ddp_doctor.findings import Verdict as Verdict
 
-__version__ = "0.3.0.dev0"
-
 __all__ = ["Finding", "Report", "Verdict", "examine"]
 
 

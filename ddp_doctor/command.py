@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_doctor import __version__
 from ddp_doctor.accepted import accept_baseline, baseline_text
 from ddp_doctor.checks import describe
 from ddp_doctor.errors import DoctorError, InputError, StoppedError, nearest
@@ -26,6 +25,7 @@ from ddp_doctor.output.terminal import print_text
 from ddp_doctor.request import PROGRAMS, check_request
 from ddp_doctor.settings import read_settings
 from ddp_doctor.stop import recorded_signals
+from ddp_doctor.versions import VERSION
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,7 +90,7 @@ def _run(words: Sequence[str]) -> int:
         print_text(flags_of_doctor(everything=request.help == ALL).format_help().rstrip())
         return 0
     if request.version:
-        print_text(f"ddp-doctor {__version__}")
+        print_text(f"ddp-doctor {VERSION}")
         return 0
     if request.explain:
         print_text(explain(_known_code(request.explain)))

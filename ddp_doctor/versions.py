@@ -1,4 +1,4 @@
-"""The versions of Python and of the libraries that a report names."""
+"""The versions of the doctor, of Python and of the libraries that a report names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import platform
 from contextlib import suppress
 from importlib import metadata
 
+VERSION = "0.3.0.dev0"
 _LIBRARIES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "torchvision", "transformers", "accelerate")
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from ddp_doctor import __version__
 from ddp_doctor.checks import Description, describe
 from ddp_doctor.findings import Accepted, Finding, Report, Verdict
 from ddp_doctor.output.links import page_address
 from ddp_doctor.output.terminal import facts, headline, plain, safe
 from ddp_doctor.places import shown_place
+from ddp_doctor.versions import VERSION
 
 _LEVELS = {Verdict.FAULT: "error", Verdict.DEPENDS: "warning", Verdict.UNCLEAR: "warning", Verdict.NOTE: "note"}
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -28,7 +28,7 @@ def sarif_of(report: Report) -> dict[str, Any]:
         "tool": {
             "driver": {
                 "name": "ddp-doctor",
-                "semanticVersion": __version__,
+                "semanticVersion": VERSION,
                 "rules": [_rule(check) for check in describe().values()],
             }
         },

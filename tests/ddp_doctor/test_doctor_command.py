@@ -14,11 +14,11 @@ import pytest
 from doctor_support import CHILD_ENV, ROOT, Done
 from example_report import example
 
-from ddp_doctor import __version__
 from ddp_doctor.checks import describe, load_checks
 from ddp_doctor.command import main, parse, program
 from ddp_doctor.output.terminal import report_text
 from ddp_doctor.request import check_request
+from ddp_doctor.versions import VERSION
 
 PROJECT = Path(__file__).parent / "projects" / "faulty" / "ld010_head_replaced.py"
 Doctor = Callable[..., Done]
@@ -152,7 +152,7 @@ def test_the_command_has_its_own_program(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["--explain", "LD012"]) == 0
     assert "Batch norm depends" in capsys.readouterr().out
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"ddp-doctor {__version__}\n"
+    assert capsys.readouterr().out == f"ddp-doctor {VERSION}\n"
 
 
 def test_an_outer_launcher_is_rejected(monkeypatch: pytest.MonkeyPatch, doctor: Doctor) -> None:
