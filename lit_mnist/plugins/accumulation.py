@@ -20,8 +20,8 @@ class ExactAccumulation(Callback):
 
         trainer = Trainer(accumulate_grad_batches=4, callbacks=[ExactAccumulation()])
 
-    The logged loss does not change. Manual optimization is left as it is. Micro-batches have equal weights: use
-    `drop_last=True` for a mean over samples.
+    The logged loss does not change. Micro-batches have equal weights: use `drop_last=True` for a mean over samples. A
+    Trainer rejects `accumulate_grad_batches` with manual optimization.
 
     Raises:
         InputError: The train dataloader has no length, so that the last window of an epoch is unknown.
@@ -33,8 +33,7 @@ class ExactAccumulation(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Finds the size of the window of a micro-batch."""
         accumulate, batches = trainer.accumulate_grad_batches, trainer.num_training_batches
-        self._factor = 1.0
-        if accumulate == 1 or not pl_module.automatic_optimization:
+        if accumulate == 1:
             return
         if math.isinf(batches):
             raise InputError(
