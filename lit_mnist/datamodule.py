@@ -43,7 +43,7 @@ class MNISTDataModule(LightningDataModule):
         self.save_hyperparameters()
         self.seed = torch.initial_seed() if seed is None else seed
         self.data: Data | None = None
-        self.batches_read = 0
+        self.epoch = self.batches_read = 0
 
     def prepare_data(self) -> None:
         """Downloads a set that is not in the package; one process of each machine does this."""
@@ -52,7 +52,7 @@ class MNISTDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Loads, verifies and splits the data."""
-        self.batches_read = 0
+        self.epoch = self.batches_read = 0
         if self.data is not None:
             return
         self.data = load(self.hparams.name, self.hparams.root)
@@ -66,7 +66,7 @@ class MNISTDataModule(LightningDataModule):
         """Returns the training batches of this rank; a resumed epoch continues."""
         digits = Digits(self.train, self.hparams.augment, self.seed)
         sampler = ExactDistributedSampler(digits, self.hparams.batch_size, self.seed, **self._rank())
-        sampler.start = self.batches_read
+        sampler.load_state_dict({"epoch": self.epoch, "start": self.batches_read})
         return self._loader(digits, sampler)
 
     def val_dataloader(self) -> Any:
@@ -90,14 +90,16 @@ class MNISTDataModule(LightningDataModule):
 
     # Lightning restores the state of a data module before it asks for a dataloader. A loader's own state comes too late
     # where configure_optimizers asks for the number of steps: github.com/Lightning-AI/pytorch-lightning/issues/20550.
+    # Workers begin to read before a Trainer sets the epoch.
     def state_dict(self) -> dict[str, int]:
-        """Returns the number of batches that were used in this epoch."""
+        """Returns the epoch and the number of batches that were used in it."""
         assert self.trainer
-        return {"batches_read": self.batches_read % int(self.trainer.num_training_batches or 1)}
+        epochs, batches = divmod(self.batches_read, int(self.trainer.num_training_batches or 1))
+        return {"epoch": self.epoch + epochs, "batches_read": batches}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restores it."""
-        self.batches_read = state["batches_read"]
+        """Restores them."""
+        self.epoch, self.batches_read = state["epoch"], state["batches_read"]
 
     def _evaluation(self, split: Split) -> DataLoader[Any]:
         sampler = ExactDistributedSampler(split, self.hparams.eval_batch_size, evaluation=True, **self._rank())
