@@ -1,3 +1,8 @@
 """The distributed PyTorch Lightning project to copy: MNIST, exact on any number of ranks."""
 
+from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.module import LitClassifier
+from lit_mnist.trainer import LitTrainer
+
+__all__ = ["LitClassifier", "LitTrainer", "MNISTDataModule"]
 __version__ = "0.3.0.dev0"

@@ -43,6 +43,11 @@ SHORT_OPTIONS = {
     "--run-dir": "--trainer.default_root_dir",
     "--max-restarts": "--max_restarts",
 }
+_EPILOG = (
+    "Without a subcommand, the command is `train`. Further commands: `new FOLDER` and `compare`. Short options, before or "
+    f"behind the subcommand: {', '.join(f'{short} ({long})' for short, long in SHORT_OPTIONS.items())}, --resume and "
+    "--ckpt (a run folder or a checkpoint). All options: `train --help`."
+)
 # They name a run folder or a checkpoint; the option reads the configuration of the run as well.
 _RUN_OPTIONS = {"--resume": "last.ckpt", "--ckpt": "best.ckpt"}
 _CONFIG = "config.yaml"
@@ -67,6 +72,7 @@ class LitCLI(LightningCLI):
             save_config_callback=SaveRunConfig,
             save_config_kwargs={"overwrite": True},
             seed_everything_default=42,
+            parser_kwargs={"epilog": _EPILOG},
             args=words,
         )
 
@@ -87,7 +93,9 @@ class LitCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the command, and verifies a checkpoint before anything else reads it."""
+        argv, sys.argv = sys.argv, sys.argv[:1]  # LightningCLI warns about words in both places
         super().parse_arguments(parser, args)
+        sys.argv = argv
         options = self.config[self.config.subcommand]
         if options.ckpt_path and Path(options.ckpt_path).is_file():
             read_checkpoint(options.ckpt_path)
@@ -136,7 +144,11 @@ class LitCLI(LightningCLI):
         config = json.loads(self.parser.dump(self.config, format="json", skip_none=False))[self.subcommand]
         self.recorder = RunRecorder(config)
         callbacks = self.config_init[self.subcommand].trainer.callbacks or []
-        return super().instantiate_trainer(callbacks=[*callbacks, self.recorder], **kwargs)
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        try:
+            return super().instantiate_trainer(callbacks=[*callbacks, self.recorder], **kwargs)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise InputError(f"trainer: {error}") from error
 
     def run_subcommand(self) -> None:
         """Runs the subcommand, and writes the result."""
@@ -272,11 +284,7 @@ def main(words: Iterable[str] | None = None) -> None:
 def _train(words: list[str]) -> None:
     if (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)  # where the user's own modules are
-    sys.argv = [sys.argv[0]]  # LightningCLI warns if it is given words and finds others here
-    expanded = expand_words(words)
-    sys.argv += words
-    cli = LitCLI(expanded)
-    cli.run_subcommand()
+    LitCLI(expand_words(words)).run_subcommand()
 
 
 def run_and_exit(command: Any) -> None:

@@ -283,6 +283,7 @@ class RunRecorder(Callback):
 
     def write(self, trainer: Trainer) -> None:
         """Writes the result; every rank must call it."""
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
         memory = trainer.strategy.reduce(torch.tensor(peak_memory(), dtype=torch.float64), reduce_op="sum")
         if not trainer.is_global_zero:
             return
@@ -304,7 +305,7 @@ class RunRecorder(Callback):
             peak_memory_bytes=int(memory),
         )
         result["exact"], result["exact_reasons"] = not any(reasons), sum(reasons, [])
-        write_result(Path(trainer.log_dir or trainer.default_root_dir), result, self.mistakes)
+        write_result(folder, result, self.mistakes)
 
 
 def _most_probable(mistakes: list[Mistake]) -> list[Mistake]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
@@ -31,7 +31,8 @@ from lit_mnist.plugins import (
 from lit_mnist.plugins.lightning_internals import skip_sigterm_broadcast
 from lit_mnist.plugins.precision import precision_plugin, resolve_precision
 
-PrecisionName = Literal["auto", "32-true", "64-true", "16-mixed", "bf16-mixed"]
+# The others are Lightning's own.
+_PLUGIN_PRECISIONS = ("auto", "32-true", "64-true", "16-mixed", "bf16-mixed")
 
 
 class LitTrainer(Trainer):
@@ -47,22 +48,20 @@ class LitTrainer(Trainer):
         devices: As for a Trainer; `auto` selects all GPUs or one process on the CPU.
         num_nodes: Number of machines.
         strategy: As for a Trainer; `auto` and `ddp` select DDP with exact evaluation for several ranks.
-        precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed` or `auto`, which selects 16-mixed on GPUs, bf16-mixed
-            on CPUs with fast bfloat16 instructions, and 32-true on others. None selects 32-true, as for a Trainer.
+        precision: As for a Trainer, or `auto`, which selects 16-mixed on GPUs, bf16-mixed on CPUs with fast bfloat16
+            instructions, and 32-true on others. 16-mixed is float16 with a GradScaler on CPUs as well.
         sync_batchnorm: Whether batch norm uses the statistics of all ranks, on CPUs as well.
         default_root_dir: The run folder; by default `runs/<time>`.
         max_epochs: Epochs to train; 1 if neither this nor `max_steps` nor `max_time` is given.
         max_steps: Most optimizer steps; -1 for no limit.
         max_time: Most time, as for a Trainer.
+        use_distributed_sampler: Whether loaders are split over the ranks; a loader with a batch sampler of its own is not.
         timeout: Seconds that a rank waits for the others.
         logger: Loggers; by default `metrics.csv` and TensorBoard files in the run folder.
         callbacks: Further callbacks. An ExactCheckpoint, or a ModelCheckpoint with a monitor, replaces that of the run
             folder.
         plugins: Plugins of Lightning, which replace those of the same kind.
         **kwargs: Further arguments of a Trainer.
-
-    Raises:
-        InputError: The precision is unknown or given twice.
     """
 
     def __init__(
@@ -72,12 +71,13 @@ class LitTrainer(Trainer):
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
         strategy: str | Strategy = "auto",
-        precision: PrecisionName | None = "auto",
+        precision: str | int | None = "auto",
         sync_batchnorm: bool = True,
         default_root_dir: str | Path | None = None,
         max_epochs: int | None = None,
         max_steps: int = -1,
         max_time: str | timedelta | dict[str, int] | None = None,
+        use_distributed_sampler: bool = True,
         timeout: float = 120.0,
         logger: Any = None,
         callbacks: list[Callback] | Callback | None = None,
@@ -92,10 +92,11 @@ class LitTrainer(Trainer):
         reason = ""
 
         # What goes wrong without each part stands before it.
-        if not _has(plugins, Precision):
+        if precision in _PLUGIN_PRECISIONS and not _has(plugins, Precision):
             # On CPUs, Lightning's 16-mixed computes in bfloat16, with a warning.
-            used, reason = resolve_precision(precision or "32-true", device_type)
+            used, reason = resolve_precision(precision, device_type)
             plugins.append(precision_plugin(used, device_type))
+            precision = None
         if not _has(plugins, CheckpointIO):
             # A crash while a file is written loses the old one as well, and a flipped bit is loaded without a word.
             plugins.append(VerifiedCheckpointIO())
@@ -105,6 +106,7 @@ class LitTrainer(Trainer):
         if ranks > 1 and strategy in ("auto", "ddp"):
             # The last batch of an evaluation is padded with samples that are counted twice.
             strategy = ExactDDPStrategy(timeout=timedelta(seconds=timeout))
+            use_distributed_sampler = False
         if kwargs.get("enable_checkpointing", True) is not False and not kwargs.get("fast_dev_run"):
             if not any(isinstance(each, ModelCheckpoint) and each.monitor for each in callbacks):
                 # The test is that of the last weights, not of the best.
@@ -130,10 +132,12 @@ class LitTrainer(Trainer):
             devices=devices,
             num_nodes=num_nodes,
             strategy=strategy,
+            precision=None if precision == "auto" else precision,
             default_root_dir=root,
             max_epochs=max_epochs,
             max_steps=max_steps,
             max_time=max_time,
+            use_distributed_sampler=use_distributed_sampler,
             logger=logger,
             callbacks=callbacks,
             plugins=plugins,

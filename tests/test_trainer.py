@@ -1,0 +1,70 @@
+"""LitTrainer, a stock Trainer, and the private parts of Lightning; promise 6."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Trainer, seed_everything
+
+from lit_mnist import LitClassifier, LitTrainer, MNISTDataModule
+from lit_mnist.plugins import PortableSyncBatchNorm
+
+QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+RUN: dict[str, Any] = {"max_steps": 12, "limit_val_batches": 0, "accelerator": "cpu", **QUIET}
+
+
+def trained(kind: str) -> dict[str, torch.Tensor]:
+    """Returns the weights after 12 steps; under a stock Trainer, with the one plugin that torch lacks on CPUs."""
+    seed_everything(42)
+    ranks = dist.get_world_size()
+    if kind == "stock":
+        options = {"plugins": [PortableSyncBatchNorm()], "strategy": "ddp"} if ranks > 1 else {}
+        trainer = Trainer(devices=ranks, use_distributed_sampler=False, enable_checkpointing=False, **options, **RUN)
+    else:
+        trainer = LitTrainer(devices=ranks, precision="32-true", **RUN)
+    module = LitClassifier()
+    if kind == "stock":
+        module.to(memory_format=torch.channels_last)
+    trainer.fit(module, datamodule=MNISTDataModule())
+    assert trainer.global_step == 12
+    return {name: tensor.contiguous() for name, tensor in module.net.state_dict().items()}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_stock_trainer_trains_what_lit_trainer_trains(ranks: Callable[..., list[Any]], count: int) -> None:
+    stock, ours = ranks(count, trained, "stock"), ranks(count, trained, "lit")
+    for name, tensor in stock[0].items():
+        assert torch.equal(tensor, ours[0][name]), name
+        assert torch.equal(ours[0][name], ours[-1][name]), name
+
+
+def broadcasts() -> int:
+    """Returns how many broadcasts 20 steps of a LitTrainer have, less those of 10 steps."""
+    counts = []
+    for steps in (10, 20):
+        trainer = LitTrainer(
+            devices=2, precision="32-true", max_steps=steps, limit_val_batches=0, enable_checkpointing=False, **QUIET
+        )
+        calls = 0
+        broadcast = dist.broadcast
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return broadcast(*args, **kwargs)
+
+        dist.broadcast = counted
+        try:
+            trainer.fit(LitClassifier(), datamodule=MNISTDataModule())
+        finally:
+            dist.broadcast = broadcast
+        counts.append(calls)
+    return counts[1] - counts[0]
+
+
+def test_no_broadcast_in_a_step(ranks: Callable[..., list[Any]]) -> None:
+    assert ranks(2, broadcasts) == [0, 0]
