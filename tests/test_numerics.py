@@ -130,7 +130,7 @@ def results(layer: nn.Module, inputs: torch.Tensor, grad: torch.Tensor) -> dict[
     return {name: value.detach().double() for name, value in values.items()}
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize(
     ("dtype", "offset", "tolerance"),
     [
@@ -205,7 +205,7 @@ def train_whole(windows: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize(("accumulate", "windows"), [(2, [2, 2, 1]), (3, [3, 2]), (8, [5])])
+@pytest.mark.parametrize(("accumulate", "windows"), [(3, [3, 2]), pytest.param(8, [5], marks=pytest.mark.nightly)])
 def test_accumulated_gradients_are_those_of_the_whole_batch(
     ranks: Ranks, world_size: int, accumulate: int, windows: list[int]
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
@@ -37,7 +37,7 @@ class StopOnNonFinite(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Checks the strategy."""
-        if not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy):
+        if stage == "fit" and trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
             raise InputError("StopOnNonFinite needs a gradient that all ranks share: use strategy=ddp, or remove it.")
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
