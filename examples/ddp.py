@@ -3,15 +3,14 @@
     python examples/ddp.py --devices 2
     torchrun --standalone --nproc-per-node 2 examples/ddp.py
 
-It trains the default experiment of lit_mnist in float32, and prints the `weights_sha256` of `python -m
-lit_mnist.engines.raw_ddp --precision 32-true` with as many ranks, steps, and threads per rank. That engine also
-resumes, stops on signals, accumulates gradients and trains in 16 bits. Six things differ from training on one device:
+It trains the default experiment of lit_mnist in float32, and prints the `weights_sha256` of `lit_mnist/raw_ddp.py` with
+as many ranks and steps. Six things differ from training in one process:
 
-(1) The ranks join a process group at the start and leave it at the end.
+(1) The ranks join a process group at the start, and leave it at the end.
 (2) Batch norm uses the statistics of all ranks, and DDP averages the gradients in the backward pass.
-(3) Each rank takes its part of each batch. All ranks use the same order of samples, which changes with the epoch.
+(3) Each rank takes its part of each batch. All ranks use the same order of samples.
 (4) Every rank has the same initial weights, which depend on the seed alone.
-(5) Only rank 0 prints and writes.
+(5) Only rank 0 prints.
 (6) The sums of an evaluation are reduced over the ranks.
 """
 
@@ -21,7 +20,7 @@ import hashlib
 import os
 import tempfile
 import zlib
-from datetime import timedelta
+from collections import OrderedDict
 from pathlib import Path
 
 import torch
@@ -31,66 +30,63 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-FILES = Path(__file__).resolve().parents[1] / "lit_mnist" / "data" / "digits" / "files"
+FILES = Path(__file__).resolve().parents[1] / "lit_mnist" / "files"
 SEED, BATCH, VALIDATION, LR, MASK = 42, 64, 5000, 0.1, 2**64 - 1
 
 
 def run(local_rank, args, init_method="env://"):
-    """Trains and tests on one rank."""
+    """Trains and tests in one rank."""
     rank, ranks = int(os.environ.get("RANK", local_rank)), int(os.environ.get("WORLD_SIZE", args.devices))
-    if BATCH % ranks:
-        raise SystemExit(f"A batch of {BATCH} cannot be split evenly over {ranks} ranks.")
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     gpu = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
-    if gpu:
-        torch.cuda.set_device(device)
-    torch.set_num_threads(args.threads or max(1, len(os.sched_getaffinity(0)) // ranks))
-    timeout = timedelta(minutes=2)
-    dist.init_process_group("nccl" if gpu else "gloo", init_method, timeout, ranks, rank)  # (1)
+    dist.init_process_group("nccl" if gpu else "gloo", init_method, rank=rank, world_size=ranks)  # (1)
 
-    images, labels = load(args.data, "train", device)
-    shuffled = permutation("validation split", len(labels))
-    train, validation = shuffled[VALIDATION:].sort().values, shuffled[:VALIDATION].sort().values
+    (images, labels), test = load("train", device), load("t10k", device)
+    train = permutation("validation split", len(labels))[VALIDATION:].sort().values
+    batches = train[permutation("epoch order", len(train), 0)].split(BATCH)  # (3)
+    steps = min(args.max_steps, len(train) // BATCH)
 
     torch.manual_seed(random_bits("weights") >> 1)  # (4)
-    net = ConvNet().to(device, memory_format=torch.channels_last)
-    if gpu:
-        net = nn.SyncBatchNorm.convert_sync_batchnorm(net)  # (2)
+    blocks = {"layer1": block(1, 16), "layer2": block(16, 32), "flat": nn.Flatten(), "fc": nn.Linear(32 * 7 * 7, 10)}
+    net = nn.Sequential(OrderedDict(blocks)).to(device, memory_format=torch.channels_last)
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if gpu else net  # (2)
     model = DistributedDataParallel(net)  # (2)
-
-    per_epoch = len(train) // BATCH
-    steps = min(args.epochs * per_epoch, args.max_steps or args.epochs * per_epoch)
-    # A run of less than 240 steps would reach the whole learning rate too soon.
-    optimizer = torch.optim.SGD(net.parameters(), lr=min(LR, LR * steps / 240), momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(net.parameters(), LR, momentum=0.9, nesterov=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: one_cycle(step, steps))
 
-    for epoch in range(args.epochs):
-        model.train()
-        batches = train[permutation("epoch order", len(train), epoch)].split(BATCH)  # (3)
-        for batch in batches[: min(per_epoch, steps - epoch * per_epoch)]:
-            rows = batch.chunk(ranks)[rank]  # (3)
-            F.cross_entropy(model(images[rows]), labels[rows]).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        accuracy, loss = evaluate(net, images[validation], labels[validation])
-        if rank == 0:  # (5)
-            print(f"epoch {epoch + 1}: validation accuracy {accuracy:.2%}, loss {loss:.4f}")
+    for batch in batches[:steps]:
+        rows = batch.chunk(ranks)[rank]  # (3)
+        F.cross_entropy(model(pixels(images[rows])), labels[rows]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
 
-    accuracy, loss = evaluate(net, *load(args.data, "t10k", device))
+    net.eval()
+    count, sums = len(test[1]), torch.zeros(2, dtype=torch.float64, device=device)
+    mine = slice(count * rank // ranks, count * (rank + 1) // ranks)  # each sample on one rank, and none twice
+    for each, targets in zip(test[0][mine].split(1000), test[1][mine].split(1000), strict=True):
+        with torch.no_grad():
+            logits = net(pixels(each))
+        loss = F.cross_entropy(logits, targets, reduction="sum")
+        sums += torch.stack([(logits.argmax(dim=1) == targets).sum(), loss])
+    dist.all_reduce(sums)  # (6) the mean of the ranks' means would be wrong
     if rank == 0:  # (5)
-        print(f"test accuracy {accuracy:.2%}, loss {loss:.4f}\nweights_sha256 {weights_sha256(net)}")
-        if args.save:
-            torch.save(net.state_dict(), args.save)
+        accuracy, loss = (sums / count).tolist()
+        print(f"accuracy {accuracy:.2%}, loss {loss:.4f}\nweights_sha256 {weights_sha256(net)}")
     dist.destroy_process_group()  # (1)
 
 
-def load(folder, name, device):
-    """Returns the images, uint8 [N, 28, 28], and the labels, int64 [N], of the official files NAME-*.gz."""
-    paths = [folder / f"{name}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
-    content = [torch.frombuffer(bytearray(gzip.decompress(path.read_bytes())), dtype=torch.uint8) for path in paths]
-    images, labels = (data.to(device) for data in content)
-    return images[16:].view(-1, 28, 28), labels[8:].long()
+def load(name, device):
+    """Returns images, uint8 [N, 28, 28], and labels, int64 [N], of the official files NAME-*.gz."""
+    paths = [FILES / f"{name}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+    images, labels = (torch.frombuffer(bytearray(gzip.decompress(p.read_bytes())), dtype=torch.uint8) for p in paths)
+    return images[16:].view(-1, 28, 28).to(device), labels[8:].long().to(device)
+
+
+def pixels(images):
+    """Returns normalized images, [batch, 1, 28, 28], in the memory format in which convolutions are fastest."""
+    return images.float().mul_(1 / (255 * 0.3081)).sub_(0.1307 / 0.3081).unsqueeze(-1).permute(0, 3, 1, 2)
 
 
 def random_bits(purpose, *counters):
@@ -116,22 +112,7 @@ def one_cycle(step, steps):
     rising = round(0.25 * steps)
     if step < rising:
         return 1 / 25 + (1 - 1 / 25) * (step + 1) / rising
-    return 1 + (1e-3 - 1) * (step - rising) / (steps - rising)
-
-
-@torch.no_grad()
-def evaluate(net, images, labels):
-    """Returns accuracy and mean loss. Each sample is evaluated on one rank, and none is padded."""
-    net.eval()
-    rank, ranks, count = dist.get_rank(), dist.get_world_size(), len(labels)
-    own = slice(count * rank // ranks, count * (rank + 1) // ranks)
-    sums = torch.zeros(2, dtype=torch.float64, device=labels.device)
-    for batch, targets in zip(images[own].split(1000), labels[own].split(1000), strict=True):
-        logits = net(batch)
-        loss = F.cross_entropy(logits, targets, reduction="sum")
-        sums += torch.stack([(logits.argmax(dim=1) == targets).sum(), loss])
-    dist.all_reduce(sums)  # (6) the mean of the ranks' means would be wrong
-    return (sums / count).tolist()
+    return 1 + (1e-3 - 1) * min(step - rising, steps - rising - 1) / (steps - rising)
 
 
 def weights_sha256(net):
@@ -142,91 +123,64 @@ def weights_sha256(net):
     return digest.hexdigest()
 
 
-class ConvNet(nn.Module):
-    """Two convolutions with batch norm, and a linear layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer1 = nn.Sequential(nn.Conv2d(1, 16, 5, padding=2), BatchNorm(16), nn.MaxPool2d(2), nn.ReLU())
-        self.layer2 = nn.Sequential(nn.Conv2d(16, 32, 5, padding=2), BatchNorm(32), nn.MaxPool2d(2), nn.ReLU())
-        self.fc = nn.Linear(32 * 7 * 7, 10)
-
-    def forward(self, images):
-        """Returns logits, [batch, 10], of grey images, uint8 [batch, 28, 28]."""
-        x = images.float().mul_(1 / (255 * 0.3081)).sub_(0.1307 / 0.3081)
-        # In channels-last, which torch does not recognize if there is one channel.
-        x = x.unsqueeze(-1).permute(0, 3, 1, 2)
-        return self.fc(self.layer2(self.layer1(x)).flatten(1))
+def block(channels_in, channels_out):
+    """Returns a convolution with batch norm."""
+    convolution = nn.Conv2d(channels_in, channels_out, 5, padding=2)
+    return nn.Sequential(convolution, BatchNorm(channels_out), nn.MaxPool2d(2), nn.ReLU())
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """On CPUs, batch norm over the equal shares of all ranks: `nn.SyncBatchNorm`, which is for GPUs."""
+    """On CPUs, batch norm over the equal parts of all ranks: `nn.SyncBatchNorm`, which is for GPUs."""
 
     def forward(self, x):
         """Normalizes each channel of [batch, channels, height, width]."""
-        ranks, channels = dist.get_world_size(), x.shape[1]
-        if not self.training or ranks == 1:
-            return super().forward(x)
-        count = x.numel() // channels
-        mean, variance = torch.batch_norm_update_stats(x.detach(), torch.zeros(channels), torch.ones(channels), 0.0)
-        rows = _gather(torch.cat([mean, variance * count])).view(ranks, 2, channels)
-        mean, squares = rows[0]
-        for others, (its_mean, its_squares) in enumerate(rows[1:], start=1):
-            # Combined pairwise, because a difference of two sums would cancel large means (Chan et al., 1983).
-            delta = its_mean - mean
-            mean = mean + delta * (1 / (others + 1))
-            squares = squares + its_squares + delta * delta * (others * count / (others + 1))
-        count *= ranks
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(squares / count * (count / (count - 1)), self.momentum)
-        return _Normalize.apply(x, self.weight, self.bias, mean, squares / count, count, self.eps)
+        alone = not self.training or dist.get_world_size() == 1
+        return super().forward(x) if alone else Normalize.apply(x, self.weight, self.bias, self)
 
 
-class _Normalize(torch.autograd.Function):
+class Normalize(torch.autograd.Function):
+    """Normalizes with the statistics of all ranks; the backward pass also differentiates through them."""
+
     @staticmethod
-    def forward(ctx, x, weight, bias, mean, variance, count, eps):
+    def forward(ctx, x, weight, bias, layer):
+        """Merges the ranks' means and sums of squared deviations (Chan et al., 1983): sums of squares would cancel."""
+        ranks, channels, start = dist.get_world_size(), x.shape[1], torch.zeros_like(bias)
+        count = x.numel() // channels
+        total = count * ranks
+        mean, variance = torch.batch_norm_update_stats(x, start, start.clone(), 0.0)
+        gathered = x.new_empty(ranks, 2 * channels)
+        dist.all_gather(list(gathered), torch.cat([mean, variance * count]))
+        means, squares = gathered.chunk(2, dim=1)
+        mean = means[0] + (count * (means - means[0])).sum(0) / total
+        variance = (squares + count * (means - mean).square()).sum(0) / total
+        layer.num_batches_tracked += 1
+        layer.running_mean.lerp_(mean, layer.momentum)
+        layer.running_var.lerp_(variance * (total / (total - 1)), layer.momentum)
         ctx.save_for_backward(x, weight, mean, variance)
-        ctx.count, ctx.eps = count, eps
-        return F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
+        ctx.total, ctx.eps = total, layer.eps
+        return F.batch_norm(x, mean, variance, weight, bias, eps=layer.eps)
 
     @staticmethod
     def backward(ctx, grad):
+        """Adds the gradient through the statistics, which needs the sums of all ranks."""
         x, weight, mean, variance = ctx.saved_tensors
-        _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-            grad, x, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
+        grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+            grad, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
-        # The gradient of x through the statistics needs these sums over all ranks.
-        sum_weight, sum_bias = sum(_gather(torch.cat([grad_weight, grad_bias]))).view(2, -1)
-        scale, zero, one = torch.rsqrt(variance + ctx.eps), torch.zeros_like(mean), torch.ones_like(mean)
-        slope = weight * scale * scale * sum_weight / ctx.count
-        offset = weight * scale * sum_bias / ctx.count - slope * mean
-        # With this mean and variance, batch norm multiplies by its second argument and adds its third.
-        grad_x = torch.batch_norm(grad, weight * scale, -offset, zero, one, False, 0.0, 0.0, False)
-        grad_x += torch.batch_norm(x, -slope, zero, zero, one, False, 0.0, 0.0, False)
-        return grad_x, grad_weight, grad_bias, None, None, None, None
-
-
-def _gather(row):
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, row)
-    return torch.stack(rows)
+        sums = torch.cat([grad_weight, grad_bias])
+        dist.all_reduce(sums)
+        of_x, offset = sums.view(2, -1) * (-weight * torch.rsqrt(variance + ctx.eps) / ctx.total)
+        return grad_x + F.batch_norm(x, mean, variance, of_x, offset, eps=ctx.eps), grad_weight, grad_bias, None
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", default=FILES, help="the folder with MNIST's four .gz files")
     parser.add_argument("--devices", type=int, default=1, help="ranks on this machine, unless torchrun starts them")
-    parser.add_argument("--epochs", type=int, default=1, help="passes over the training images")
-    parser.add_argument("--max-steps", type=int, help="optimizer steps after which the training ends")
-    parser.add_argument("--threads", type=int, help="threads per rank; by default, the cores are divided")
-    parser.add_argument("--save", type=Path, help="a file for the weights")
+    parser.add_argument("--max-steps", type=int, default=10**9, help="optimizer steps after which the training ends")
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         run(int(os.environ["LOCAL_RANK"]), arguments)
     else:
-        # The ranks find each other by a file in a private folder, and listen on loopback only.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks listen on loopback only
+        with tempfile.TemporaryDirectory() as folder:  # they find each other through a file
             mp.spawn(run, (arguments, f"file://{folder}/ranks"), nprocs=arguments.devices)
