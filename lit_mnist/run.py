@@ -171,9 +171,12 @@ def write_result(folder: Path, result: Mapping[str, Any], mistakes: list[Mistake
             f"trained   {result['steps']} steps on {ranks} rank{'s' * (ranks > 1)} ({result['device']}), "
             f"{result['precision']}, in {train['seconds']:.1f} s"
         )
-    if (test := result["test"]) and "accuracy" in test:
+    test = result["test"] or {}
+    if "count" in test:
         right = round(test["accuracy"] * test["count"])
         lines.append(f"tested    {test['accuracy']:.2%} ({right} of {test['count']}), loss {test['loss']:.4f}")
+    elif test:
+        lines.append("tested    " + ", ".join(f"{name} {value:.4f}" for name, value in test.items()))
     lines.append(f"results   {folder / 'result.json'}, {folder / 'report.html'}")
     print("\n".join(lines), flush=True)
 
