@@ -139,10 +139,13 @@ def _command(words: list[str], output: Path, cwd: Path, environment: dict[str, s
     _begin(starter)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1), os.dup2(descriptor, 2)
+    if environment.pop("BROKEN_STDOUT", ""):
+        reading, writing = os.pipe()
+        os.close(reading), os.dup2(writing, 1)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     os.chdir(cwd)
     os.environ.update(environment)
-    sys.path.insert(0, str(cwd))
+    sys.path[:0] = [str(cwd), *environment.get("PYTHONPATH", "").split(":")]
     sys.dont_write_bytecode = True
     if words[:1] == ["-m"]:
         import importlib

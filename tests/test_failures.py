@@ -17,7 +17,6 @@ from launching import Command, Completed
 MODULE = ("fit", "--model", "others.Net", "--data", "others.Points")
 TWO = (*MODULE, "--devices", "2", "--precision", "32-true", "--trainer.num_sanity_val_steps", "0")
 SLOW = ("--epochs", "1000", "--trainer.callbacks+=others.Fault", "--trainer.callbacks.kind=slow")
-PATH = {"PYTHONPATH": str(Path(others.__file__).parent)}
 
 
 def is_training(run: Command, folder: Path) -> Callable[[], bool]:
@@ -95,7 +94,7 @@ def test_restarts_end_bit_identical(train: Callable[..., dict[str, Any]]) -> Non
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_broken_standard_output_ends_no_run(start_command: Callable[..., Command], tmp_path: Path, devices: int) -> None:
-    run = start_command(*MODULE, "--devices", devices, "--max-steps", 30, "--run-dir", "run", LIT_MNIST_TEST_STDOUT="pipe")
+    run = start_command(*MODULE, "--devices", devices, "--max-steps", 30, "--run-dir", "run", BROKEN_STDOUT="1")
     assert run.wait(60).code == 0
     assert (tmp_path / "run" / "result.json").exists()
 

@@ -35,10 +35,13 @@ class StopTogether(Callback):
     def __init__(self, every_n_steps: int = 10) -> None:
         self.every_n_steps = every_n_steps
         self.received = 0
+        self._batches = 0
+        self._is_stopping = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Installs the handlers, after those of the Trainer, which restores what was there before the fit."""
-        self.received = 0
+        self.received = self._batches = 0
+        self._is_stopping = False
         for signum in SIGNALS:
             signal.signal(signum, self._receive)
 
@@ -50,13 +53,21 @@ class StopTogether(Callback):
         Raises:
             StoppedError: The checkpoint of this step is saved.
         """
-        is_time = trainer.world_size == 1 or (batch_idx + 1) % self.every_n_steps == 0
-        if not is_time or not trainer.strategy.reduce_boolean_decision(self.received > 0, all=False):
-            return
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, ExactCheckpoint):
-                callback.save_now(trainer)
-        raise StoppedError(self.received or signal.SIGTERM)
+        self._batches += 1
+        if not self._is_stopping and (trainer.world_size == 1 or self._batches % self.every_n_steps == 0):
+            self._is_stopping = trainer.strategy.reduce_boolean_decision(self.received > 0, all=False)
+        # A checkpoint that cannot be resumed exactly, such as that of an epoch's last batch, is not saved at once.
+        if self._is_stopping and all(each.save_now(trainer) for each in _checkpoints(trainer)):
+            raise StoppedError(self.received or signal.SIGTERM)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stops after the last step."""
+        if self._is_stopping:
+            raise StoppedError(self.received or signal.SIGTERM)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         self.received = signum
+
+
+def _checkpoints(trainer: Trainer) -> list[ExactCheckpoint]:
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ExactCheckpoint)]
