@@ -16,7 +16,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torchmetrics import Metric
 
@@ -42,8 +41,8 @@ def logged_values_without_metric(trainer: Trainer) -> dict[str, float | None]:  
 class ExactDDPStrategy(DDPStrategy):
     """DDP in which an evaluation uses each sample exactly once, on any number of ranks.
 
-    Without it, the last samples of an evaluation are padded with others, which are counted twice, and a validation
-    within a fit hangs if the ranks have different numbers of batches. Log torchmetrics objects:
+    Without it, the samples of an evaluation are padded with some that are counted twice, so that its result depends on
+    the number of ranks. Log torchmetrics objects:
 
         trainer = Trainer(devices=4, strategy=ExactDDPStrategy(), use_distributed_sampler=False)
         trainer.test(module, DataLoader(dataset, batch_size=256))
@@ -76,18 +75,6 @@ class ExactDDPStrategy(DDPStrategy):
         if isinstance(dataloader.batch_sampler, ExactDistributedSampler) and not trainer.training:
             self._check_lists(dataloader.batch_sampler)
         return dataloader
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the module, not DDP, whose forward pass waits for ranks that have fewer batches."""
-        assert self.lightning_module
-        with self.precision_plugin.val_step_context():
-            return self.lightning_module.validation_step(*args, **kwargs)
-
-    def on_validation_start(self) -> None:
-        """Sends the buffers of rank 0 to all ranks: each has running statistics of its own samples."""
-        if isinstance(self.model, DistributedDataParallel):
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, 0)
 
     def _split(self, loader: DataLoader[Any], batches: Any, sampler: Any) -> DataLoader[Any]:
         assert self.lightning_module
