@@ -148,18 +148,22 @@ def place() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def run_engine(engine: str, train: Callable[[Experiment], None], words: list[str] | None = None) -> None:
-    """Parses the words of the command line, and calls `train(experiment)` in each rank.
+def run_engine(
+    engine: str, train: Callable[[Experiment], None], words: list[str] | None = None, *, one_process: bool = False
+) -> None:
+    """Parses the words of the command line, and calls `train(experiment)` in each rank, or in one process.
 
     Raises:
         SystemExit: The command has failed: see `lit_mnist.launch` for the exit codes.
     """
     words = sys.argv[1:] if words is None else words
-    run_and_exit(lambda: _start(parse(engine, words), train))
+    run_and_exit(lambda: _start(parse(engine, words), train, one_process))
 
 
-def _start(experiment: Experiment, train: Callable[[Experiment], None]) -> None:
+def _start(experiment: Experiment, train: Callable[[Experiment], None], one_process: bool) -> None:
     if outside := launch.started_outside():
+        if one_process:
+            raise InputError(f"{experiment.engine} is one process. Start it without torchrun or srun.")
         launch.join_group(experiment.device_type, experiment.timeout)
     if not outside or place()[0] == 0:
         config = experiment.folder / "config.yaml"
@@ -167,7 +171,7 @@ def _start(experiment: Experiment, train: Callable[[Experiment], None]) -> None:
         if config.exists() and not experiment.ckpt_path:
             raise InputError(f"trainer.default_root_dir: {experiment.folder} contains a run. Choose another --run-dir.")
         config.write_text(yaml.safe_dump(experiment.config, sort_keys=False))
-    if outside or (experiment.devices == 1 and not experiment.max_restarts):
+    if outside or one_process or (experiment.devices == 1 and not experiment.max_restarts):
         launch.keep_freed_memory()
         launch.set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         train(experiment)
