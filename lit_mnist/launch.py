@@ -35,6 +35,13 @@ from lit_mnist.plugins.failure_report import STATUS_VARIABLE, RankStatus
 StartMethod = Literal["fork", "spawn"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# torchrun's variables, and those of srun.
+_SLURM = {
+    "RANK": "SLURM_PROCID",
+    "LOCAL_RANK": "SLURM_LOCALID",
+    "WORLD_SIZE": "SLURM_NTASKS",
+    "LOCAL_WORLD_SIZE": "SLURM_NTASKS_PER_NODE",
+}
 # Seconds in which ranks end by themselves after a failure.
 _GRACE = 2.0
 
@@ -59,6 +66,9 @@ def join_group(device_type: str, timeout: float, store: str = "env://") -> None:
         timeout: Seconds that a rank waits for the others.
         store: How the ranks find each other.
     """
+    for name, of_slurm in _SLURM.items():
+        if of_slurm in os.environ:
+            os.environ.setdefault(name, os.environ[of_slurm])
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device_type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

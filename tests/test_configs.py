@@ -68,7 +68,7 @@ SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NODEID=0 "$@" & pids+=($!); done
 if [[ -n ${WARN:-} ]]; then
-    until [[ -s runs/slurm-7/metrics.csv ]]; do sleep 0.1; done
+    until [[ -s runs/slurm-7/metrics.csv ]]; do kill -0 "${pids[@]}" || exit 1; sleep 0.1; done
     kill -TERM "${pids[@]}"
 fi
 code=0
