@@ -1,129 +1,99 @@
-"""DataParallel against DistributedDataParallel: the same training of DeepLabV3 on N GPUs, compared and timed.
+"""DataParallel against DistributedDataParallel: the same steps of DeepLabV3, compared and timed.
 
-    python data_parallel.py --devices 4 --net deeplabv3_resnet101 --size 256 --batch 8
+    export PYTHONPATH=examples
+    torchrun --standalone --nproc-per-node 2 -m segmentation.data_parallel
+    torchrun --standalone --nproc-per-node 4 -m segmentation.data_parallel --net deeplabv3_resnet101 --size 256
 
-It repeats the subject of the tutorial "Data-Distributed Training". DataParallel is one process with a thread per GPU.
-In each step, it copies the network to all GPUs, scatters the batch, gathers the logits on the first GPU and adds up the
-gradients there. DistributedDataParallel has a process per GPU, whose network stays where it is, and exchanges the
-gradients while the backward pass computes the next ones. Both compute batch norm on each GPU's own images, so that they
-train the same parameters up to rounding, which `--double` shows. Without GPUs, the parts of a batch go through one
-network, one after another.
+DataParallel is one process with a thread per GPU, which share Python's lock. Each step copies the network to all GPUs,
+scatters the batch and gathers the logits on GPU 0. DistributedDataParallel has a process per GPU, where the network
+stays, and sums gradients while the backward pass computes the next ones. Both normalize on each GPU's own images, and
+train the same parameters up to rounding. Without GPUs, one process with one thread takes the parts of the batch one
+after another: then the times say nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import socket
+import os
 import statistics
-import tempfile
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from segmentation import LitSegmenter
-from segmentation.images import MEAN, STD
-from segmentation.loss import pixel_loss
-from segmentation.shapes import CLASSES, make_image
 from torch import nn
 
-_WARMUP = 3
+from segmentation.data import Shapes, Squares
+from segmentation.module import IGNORED, make_net, sum_over_pixels
+
+WARMUP = 2
 
 
-class DataParallelOnCPU(nn.Module):
+class OneAfterAnother(nn.Module):
     """What DataParallel computes, without GPUs: each part of a batch goes through the network alone."""
 
     def __init__(self, net: nn.Module, parts: int) -> None:
         super().__init__()
         self.net, self.parts = net, parts
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns the logits of the whole batch."""
-        return torch.cat([self.net(part) for part in images.chunk(self.parts)])
+        return {"out": torch.cat([self.net(part)["out"] for part in images.chunk(self.parts)])}
 
 
-def load_batch(args: argparse.Namespace, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the normalized images and the classes of a global batch of generated shapes."""
-    numbers = [(step % 2) * args.batch * args.devices + number for number in range(args.batch * args.devices)]
-    images, masks = zip(*(make_image(seed=1, number=number, side=args.size) for number in numbers), strict=True)
-    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
-    return (pixels - mean) / std, torch.from_numpy(np.stack(masks)).long()
-
-
-def train(args: argparse.Namespace, kind: str, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
-    """Trains a few steps as one of the processes, and returns the seconds of a step and the parameters."""
-    device = torch.device("cuda", rank) if args.gpus else torch.device("cpu")
-    dtype = torch.float64 if args.double else torch.float32
-    net = LitSegmenter(len(CLASSES), args.net, dropout=0.0).net.to(device, dtype)
-    model: nn.Module = net
-    if kind == "DataParallel":
-        devices = list(range(args.devices))
-        model = nn.DataParallel(net, devices) if args.gpus else DataParallelOnCPU(net, args.devices)
-    elif kind == "DistributedDataParallel":
-        model = nn.parallel.DistributedDataParallel(net, device_ids=[rank] if args.gpus else None)
+def train(args: argparse.Namespace, *, distributed: bool) -> tuple[float, torch.Tensor]:
+    """Trains some steps; returns the median seconds of a step, and all parameters."""
+    world_size, gpus = dist.get_world_size(), torch.cuda.is_available()
+    rank, parts = (dist.get_rank(), world_size) if distributed else (0, 1)
+    device = torch.device("cuda", rank) if gpus else torch.device("cpu")
+    net = make_net(args.net, num_classes=4, seed=1).to(device, args.dtype)
+    net.classifier[0].project[-1] = nn.Identity()  # dropout draws a mask for each process
+    if distributed:
+        model: nn.Module = nn.parallel.DistributedDataParallel(net)
+    else:
+        model = nn.DataParallel(net) if gpus else OneAfterAnother(net, world_size)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-    batches = [tuple(part.chunk(world_size)[rank].to(device) for part in load_batch(args, step)) for step in range(2)]
+    count = args.batch_size * world_size
+    squares = Squares(Shapes(count, args.size, seed=1), np.arange(count), args.size)
+    images, targets = map(torch.stack, zip(*squares, strict=True))
+    all_count = int((targets != IGNORED).sum())
+    images, targets = images.chunk(parts)[rank].to(device, args.dtype), targets.chunk(parts)[rank].to(device)
     seconds = []
-    for step in range(_WARMUP + args.steps):
+    for _ in range(WARMUP + args.steps):
         start = time.perf_counter()
-        images, targets = batches[step % 2]
-        loss, _ = pixel_loss(model(images.to(dtype)), targets)
+        loss = sum_over_pixels(model(images)["out"], targets)[0] * parts / all_count
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         loss.item()  # waits for the GPU
         seconds.append(time.perf_counter() - start)
-    parameters = {name: parameter.detach().cpu() for name, parameter in net.named_parameters()}
-    return {"seconds": statistics.median(seconds[_WARMUP:]), "parameters": parameters}
+    return statistics.median(seconds[WARMUP:]), nn.utils.parameters_to_vector(net.parameters()).detach().cpu()
 
 
-def train_rank(rank: int, args: argparse.Namespace, port: int, result: str) -> None:
-    """Trains as one process of DistributedDataParallel. Rank 0 saves what `train` returns."""
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("nccl" if args.gpus else "gloo", address, rank=rank, world_size=args.devices)
-    torch.set_num_threads(args.threads)
-    found = train(args, "DistributedDataParallel", rank, args.devices)
-    if rank == 0:
-        torch.save(found, result)
-    dist.destroy_process_group()
-
-
-def train_distributed(args: argparse.Namespace) -> dict[str, Any]:
-    """Starts the processes of DistributedDataParallel, and returns what rank 0 has computed."""
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
-        free.bind(("127.0.0.1", 0))
-        port, result = free.getsockname()[1], Path(folder) / "result.pt"
-        free.close()
-        mp.spawn(train_rank, (args, port, str(result)), nprocs=args.devices)
-        return torch.load(result, weights_only=True)
-
-
-def main() -> None:
-    """Trains with both, and prints their times and how much their parameters differ."""
+def main(words: list[str] | None = None) -> float | None:
+    """Trains with both; rank 0 prints their times, and returns the largest difference of a parameter."""
     parser = argparse.ArgumentParser(description="DataParallel against DistributedDataParallel.")
-    parser.add_argument("--devices", type=int, default=2, help="number of GPUs, or of processes on a CPU")
-    parser.add_argument("--net", default="deeplabv3_small", help="see LitSegmenter")
+    parser.add_argument("--net", default="small", help="small, deeplabv3_resnet50 or deeplabv3_resnet101")
     parser.add_argument("--size", type=int, default=64, help="height and width of the images in pixels")
-    parser.add_argument("--batch", type=int, default=8, help="images of each device")
-    parser.add_argument("--steps", type=int, default=10, help="timed steps")
+    parser.add_argument("--batch-size", type=int, default=8, help="images of each rank")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--double", action="store_true", help="compute in 64 bits")
-    args = parser.parse_args()
-    args.gpus = torch.cuda.is_available()
-    args.threads = max(1, torch.get_num_threads() // args.devices)
-    distributed, parallel = train_distributed(args), train(args, "DataParallel")
-    pairs = zip(distributed["parameters"].values(), parallel["parameters"].values(), strict=True)
-    difference = max(float((one - other).abs().max()) for one, other in pairs)
-    print(
-        f"{args.net}, {args.batch * args.devices} images of {args.size} x {args.size} per step, median of {args.steps}"
-    )
-    print(f"DataParallel              {parallel['seconds']:8.4f} s per step")
-    print(f"DistributedDataParallel   {distributed['seconds']:8.4f} s per step")
-    print(f"largest difference of their parameters: {difference:.1e}")
+    args = parser.parse_args(words)
+    args.dtype = torch.float64 if args.double else torch.float32
+    seconds, parameters = train(args, distributed=True)
+    difference = None
+    if dist.get_rank() == 0:
+        parallel_seconds, parallel_parameters = train(args, distributed=False)
+        difference = float((parameters - parallel_parameters).abs().max())
+        print(f"DataParallel              {parallel_seconds:.3f} s per step")
+        print(f"DistributedDataParallel   {seconds:.3f} s per step")
+        print(f"largest difference of a parameter: {difference:.1e}")
+    dist.barrier()
+    return difference
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing listens beyond loopback
+    dist.init_process_group()
     main()
+    dist.destroy_process_group()

@@ -1,1 +1,0 @@
-"""A tour of torch.distributed: what each collective operation does, and what it costs."""
