@@ -81,6 +81,7 @@ if [[ $1 == show ]]; then echo 127.0.0.1; else echo "$@" >> requeued; fi
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 def test_the_slurm_job_stops_and_resumes(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -101,12 +102,12 @@ def test_the_slurm_job_stops_and_resumes(tmp_path: Path) -> None:
         "SLURM_NTASKS_PER_NODE": "2",
         "SLURM_CPUS_PER_TASK": "1",
     }
-    words = ["bash", str(ROOT / "configs" / "cluster" / "slurm.sbatch"), "--max-steps", "400", "--precision", "32-true"]
+    words = ["bash", str(ROOT / "configs" / "cluster" / "slurm.sbatch"), "--max-steps", "300", "--precision", "32-true"]
 
     def run(**more: str) -> int:
         job = subprocess.Popen(words, cwd=tmp_path, env={**environment, **more}, start_new_session=True)
         try:
-            return job.wait(120)
+            return job.wait(240)
         finally:
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGKILL)

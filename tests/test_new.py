@@ -54,7 +54,7 @@ def test_it_trains_resumes_and_tests(project: Path, run: Run) -> None:
     tested = json.loads((project / "runs" / "test" / "result.json").read_text())
     assert tested["test"] == pytest.approx(trained["test"], rel=1e-6)
 
-    completed = run("fit", "--resume", "runs/first", "--devices", "2", "--epochs", "12")
+    completed = run("--resume", "runs/first", "--epochs", "12")
     assert completed.code == 0, completed.output
     assert result()["steps"] == 12 * 24
 
