@@ -255,7 +255,7 @@ class _EngineCLI(LitCLI):
             raise InputError(f"{self.subcommand}: an engine trains and tests. Leave out the subcommand.")
         self.parsed: Namespace = self.options
         self.defaults: Namespace = self.parser.parse_args(["train"])["train"]
-        self.saved = json.loads(self.parser.dump(self.config, format="json", skip_none=False))["train"]
+        self.saved = json.loads(self.parser.dump(self.config, format="json", skip_unset=False))["train"]
         for name in ("max_restarts", "launcher"):
             self.saved.pop(name)
         self.saved["ckpt_path"] = self.saved["trainer"]["default_root_dir"] = None

@@ -65,11 +65,9 @@ def train(experiment: Experiment) -> None:
 
     # --- data: the batch sampler decides which samples this rank uses; it can begin within an epoch
     data = experiment.load_data()
-    digits = Digits(data.train, experiment.data["augment"], experiment.data["seed"])
-    batch_size, workers = experiment.data["batch_size"], experiment.data["num_workers"]
-    sampler = ExactDistributedSampler(
-        digits, batch_size, experiment.data["seed"], rank=rank, world_size=world_size
-    )  # (3)
+    batch_size, workers, seed = (experiment.data[name] for name in ("batch_size", "num_workers", "seed"))
+    digits = Digits(data.train, experiment.data["augment"], seed)
+    sampler = ExactDistributedSampler(digits, batch_size, seed, rank=rank, world_size=world_size)  # (3)
     loader = DataLoader(digits, batch_sampler=sampler, collate_fn=whole_batch, num_workers=workers)
     batches, steps_per_epoch, total_steps = experiment.count(len(loader))
 
