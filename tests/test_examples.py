@@ -146,7 +146,14 @@ def test_data_parallel_trains_what_ddp_trains(ranks: Ranks) -> None:
 def test_segmentation_runs_on_the_command(command: Callable[..., Any]) -> None:
     completed = command("--config", SHAPES, *SMALL, "--epochs", 1, "--devices", 2, "--run-dir", "run")
     assert completed.code == 0, completed.output
-    assert 0 < json.loads(Path("run/result.json").read_text())["test"]["mean_iou"] < 1
+    result = json.loads(Path("run/result.json").read_text())
+    assert 0 < result["test"]["mean_iou"] < 1
+    # A user's module has its own defaults, and not those of the template.
+    assert result["config"]["model"]["init_args"]["weight_decay"] == 1e-4
+
+    completed = command("test", "--ckpt", "run", "--devices", 1, "--run-dir", "tested")
+    assert completed.code == 0, completed.output
+    assert json.loads(Path("tested/result.json").read_text())["test"] == pytest.approx(result["test"], rel=1e-5)
 
 
 def test_segmentation_reads_pascal_voc(tmp_path: Path) -> None:
