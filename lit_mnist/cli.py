@@ -28,6 +28,7 @@ from lit_mnist import launch, new
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.errors import InputError
 from lit_mnist.module import LitClassifier
+from lit_mnist.plugins import PredictionWriter
 from lit_mnist.plugins.checkpoint_io import read_checkpoint
 from lit_mnist.run import RunRecorder, lock_run_dir, new_run_dir
 from lit_mnist.trainer import LitTrainer, choose_devices
@@ -82,14 +83,8 @@ class LitCLI(LightningCLI):
         return {**LightningCLI.subcommands(), "train": {"model", "datamodule"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the defaults, and the restarts."""
+        """Adds the restarts."""
         parser.add_argument("--max_restarts", type=int, default=0, help="How often to restart the ranks after one is lost.")
-        parser.set_defaults(
-            {
-                "model": {"class_path": "lit_mnist.module.LitClassifier"},
-                "data": {"class_path": "lit_mnist.datamodule.MNISTDataModule"},
-            }
-        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the command, and verifies a checkpoint before anything else reads it."""
@@ -111,7 +106,10 @@ class LitCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Names the run folder, and starts the ranks unless they were started outside."""
         trainer = self.options.trainer
-        device_type, count = choose_devices(trainer.accelerator, trainer.devices)
+        try:
+            device_type, count = choose_devices(trainer.accelerator, trainer.devices)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise InputError(f"trainer.devices {trainer.devices}: {error}") from error
         if launch.started_outside():
             launch.join_group(device_type, trainer.timeout)
         trainer.default_root_dir = self._run_dir()
@@ -120,7 +118,8 @@ class LitCLI(LightningCLI):
                 self.lock = lock_run_dir(Path(trainer.default_root_dir))
             launch.keep_freed_memory()
             launch.set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-            return
+            self.run_rank()
+            sys.exit(0)
         with lock_run_dir(Path(trainer.default_root_dir)):
             launch.launch(
                 self.run_rank,
@@ -145,6 +144,8 @@ class LitCLI(LightningCLI):
         self.recorder = RunRecorder(config)
         callbacks = self.config_init[self.subcommand].trainer.callbacks or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        if self.subcommand == "predict":
+            callbacks = [*callbacks, PredictionWriter()]
         try:
             return super().instantiate_trainer(callbacks=[*callbacks, self.recorder], **kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:
@@ -199,49 +200,45 @@ class SaveRunConfig(SaveConfigCallback):
 def expand_words(words: list[str]) -> list[str]:
     """Returns the words of a command with long options behind the subcommand, as LightningCLI reads them.
 
-    `train` is the subcommand if none is given. A configuration file before the subcommand stays there if it has a
-    section for each subcommand.
+    `train` is the subcommand if none is given. A configuration before the subcommand has the same effect as behind it;
+    of one with a section for each subcommand, that of this subcommand is used.
     """
-    before: list[str] = []
-    after: list[str] = []
-    subcommand = None
-    queue = list(words)
-    while queue:
-        word = queue.pop(0)
-        if word in LitCLI.subcommands() and subcommand is None:
-            subcommand = word
-            continue
-        option, equals, value = word.partition("=")
-        if option in _RUN_OPTIONS:
-            after[:0] = _read_run(option, value if equals else _next(option, queue))
-        elif option in ("--config", "-c"):
-            value = value if equals else _next(option, queue)
-            target = before if subcommand is None and _has_sections(value) else after
-            target += ["--config", value]
-        elif option == "--model.help" and not equals and not any(each.startswith("--model") for each in words if each != word):
-            after.append("--model.help=lit_mnist.module.LitClassifier")
-        else:
-            after.append(SHORT_OPTIONS.get(option, option) + equals + value)
+    subcommand = next((word for word in words if word in LitCLI.subcommands()), None)
     if subcommand is None:
-        if {"-h", "--help"} & {*after}:
+        if {"-h", "--help"} & {*words}:
             return ["--help"]
-        subcommand = "train"
-    return [*before, subcommand, *after]
+        subcommand, words = "train", ["train", *words]
+    # Not defaults of the parser: those of a class would take the place of the defaults of the user's class.
+    expanded = [subcommand, "--model", "lit_mnist.module.LitClassifier", "--data", "lit_mnist.datamodule.MNISTDataModule"]
+    queue = list(words)
+    queue.remove(subcommand)
+    while queue:
+        option, equals, value = queue.pop(0).partition("=")
+        takes_path = option in _RUN_OPTIONS or option in ("--config", "-c")
+        if takes_path and not equals:
+            if not queue:
+                raise InputError(f"{option} needs a value.")
+            value = queue.pop(0)
+        if option in _RUN_OPTIONS:
+            expanded[5:5] = _read_run(option, value)
+        elif takes_path:
+            expanded += ["--config", _section(value, subcommand)]
+        elif option == "--model.help" and not equals:
+            expanded.append("--model.help=lit_mnist.module.LitClassifier")
+        else:
+            expanded.append(SHORT_OPTIONS.get(option, option) + equals + value)
+    return expanded
 
 
-def _next(option: str, queue: list[str]) -> str:
-    if not queue:
-        raise InputError(f"{option} needs a value.")
-    return queue.pop(0)
-
-
-def _has_sections(config: str) -> bool:
-    """Returns whether a configuration, a file or YAML, has a section for a subcommand."""
+def _section(config: str, subcommand: str) -> str:
+    """Returns the section of a configuration, a file or YAML, for a subcommand; without sections, all of it."""
     try:
         content = yaml.safe_load(Path(config).read_text() if Path(config).is_file() else config)
     except (OSError, yaml.YAMLError):
-        return False
-    return isinstance(content, dict) and not content.keys().isdisjoint(LitCLI.subcommands())
+        return config  # the parser has a message for it
+    if isinstance(content, dict) and not content.keys().isdisjoint(LitCLI.subcommands()):
+        return yaml.safe_dump(content.get(subcommand, {}))
+    return config
 
 
 def _read_run(option: str, value: str) -> list[str]:
@@ -284,7 +281,7 @@ def main(words: Iterable[str] | None = None) -> None:
 def _train(words: list[str]) -> None:
     if (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)  # where the user's own modules are
-    LitCLI(expand_words(words)).run_subcommand()
+    LitCLI(expand_words(words))
 
 
 def run_and_exit(command: Any) -> None:

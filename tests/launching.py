@@ -116,6 +116,8 @@ def _begin(starter: int) -> None:
     if not Path(f"/proc/{starter}").exists():
         os._exit(1)
     torch.set_num_threads(1)
+    # The workers of a DataLoader are forked, as in a process of its own.
+    multiprocessing.set_start_method("fork", force=True)
 
 
 def _rank(

@@ -61,13 +61,13 @@ class Points(LightningDataModule):
         return kind(*args, **kwargs)
 
     def train_dataloader(self):
-        return self._loader(self._set(240, 1), self.batch_size, shuffle=True)
+        return self._loader(self._set(240, 1), batch_size=self.batch_size, shuffle=True)
 
     def val_dataloader(self):
-        return self._loader(self._set(41, 2), self.batch_size)
+        return self._loader(self._set(41, 2), batch_size=self.batch_size)
 
     def test_dataloader(self):
-        return self._loader(self._set(41, 3), self.batch_size)
+        return self._loader(self._set(41, 3), batch_size=self.batch_size)
 
     predict_dataloader = test_dataloader
 

@@ -20,22 +20,8 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from torchmetrics import Metric
 
 from lit_mnist.errors import InputError
+from lit_mnist.plugins.lightning_internals import logged_values_without_metric
 from lit_mnist.plugins.sampler import ExactDistributedSampler
-
-
-def logged_values_without_metric(trainer: Trainer) -> dict[str, float | None]:  # private: to lightning_internals
-    """Returns the values that this evaluation has logged as numbers and that Lightning averages over the ranks.
-
-    A value that was logged once, at the end of an epoch, is returned as this rank has logged it; one that was logged in
-    steps is None. No public interface tells whether a logged value is a Metric.
-    """
-    values: dict[str, float | None] = {}
-    for result in (trainer._results or {}).values():
-        meta = result.meta
-        is_reduced = meta.sync.rank_zero_only or (meta.sync.should and not meta.is_mean_reduction)
-        if result.is_tensor and meta.on_epoch and not is_reduced:
-            values[meta.name] = float(result.value) if "epoch_end" in meta.fx else None
-    return values
 
 
 class ExactDDPStrategy(DDPStrategy):
