@@ -1,7 +1,7 @@
 """The command: LightningCLI with short options, the subcommand `train`, and ranks that are forked after the parsing.
 
-LightningCLI is the only parser. This file adds to it, before the parsing, the short options, which are rewritten to long
-ones, and, after it, the ranks: they share what is imported and parsed, and each instantiates its own classes.
+LightningCLI is the only parser. This file adds to it, before the parsing, the short options, which are rewritten to
+long ones, and, after it, the ranks: they share what is imported and parsed, and each instantiates its own classes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import shlex
-import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import yaml
 from jsonargparse import Namespace
@@ -25,9 +22,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_mnist import launch, new
-from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.errors import InputError
-from lit_mnist.module import LitClassifier
 from lit_mnist.plugins import PredictionWriter
 from lit_mnist.plugins.checkpoint_io import read_checkpoint
 from lit_mnist.run import RunRecorder, lock_run_dir, new_run_dir
@@ -45,9 +40,9 @@ SHORT_OPTIONS = {
     "--max-restarts": "--max_restarts",
 }
 _EPILOG = (
-    "Without a subcommand, the command is `train`. Further commands: `new FOLDER` and `compare`. Short options, before or "
-    f"behind the subcommand: {', '.join(f'{short} ({long})' for short, long in SHORT_OPTIONS.items())}, --resume and "
-    "--ckpt (a run folder or a checkpoint). All options: `train --help`."
+    "Without a subcommand, the command is `train`. Further commands: `new FOLDER` and `compare`. Short options, before "
+    f"or behind the subcommand: {', '.join(f'{short} ({long})' for short, long in SHORT_OPTIONS.items())}, --resume "
+    "and --ckpt (a run folder or a checkpoint). All options: `train --help`."
 )
 # They name a run folder or a checkpoint; the option reads the configuration of the run as well.
 _RUN_OPTIONS = {"--resume": "last.ckpt", "--ckpt": "best.ckpt"}
@@ -84,7 +79,8 @@ class LitCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the restarts."""
-        parser.add_argument("--max_restarts", type=int, default=0, help="How often to restart the ranks after one is lost.")
+        help_text = "How often to restart the ranks after one is lost."
+        parser.add_argument("--max_restarts", type=int, default=0, help=help_text)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the command, and verifies a checkpoint before anything else reads it."""
@@ -153,7 +149,8 @@ class LitCLI(LightningCLI):
 
     def run_subcommand(self) -> None:
         """Runs the subcommand, and writes the result."""
-        assert self.subcommand and self.recorder
+        assert self.subcommand
+        assert self.recorder
         function = getattr(self.trainer, self.subcommand)
         names = inspect.signature(function).parameters
         given = {name: value for name, value in self.config_init[self.subcommand].items() if name in names}
@@ -209,7 +206,8 @@ def expand_words(words: list[str]) -> list[str]:
             return ["--help"]
         subcommand, words = "train", ["train", *words]
     # Not defaults of the parser: those of a class would take the place of the defaults of the user's class.
-    expanded = [subcommand, "--model", "lit_mnist.module.LitClassifier", "--data", "lit_mnist.datamodule.MNISTDataModule"]
+    classes = ("--model", "lit_mnist.module.LitClassifier", "--data", "lit_mnist.datamodule.MNISTDataModule")
+    expanded = [subcommand, *classes]
     queue = list(words)
     queue.remove(subcommand)
     while queue:
@@ -220,7 +218,7 @@ def expand_words(words: list[str]) -> list[str]:
                 raise InputError(f"{option} needs a value.")
             value = queue.pop(0)
         if option in _RUN_OPTIONS:
-            expanded[5:5] = _read_run(option, value)
+            expanded[1 + len(classes) : 1 + len(classes)] = _read_run(option, value)
         elif takes_path:
             expanded += ["--config", _section(value, subcommand)]
         elif option == "--model.help" and not equals:
@@ -279,7 +277,7 @@ def main(words: Iterable[str] | None = None) -> None:
 
 
 def _train(words: list[str]) -> None:
-    if (folder := os.getcwd()) not in sys.path:
+    if (folder := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, folder)  # where the user's own modules are
     LitCLI(expand_words(words))
 
@@ -319,7 +317,7 @@ class UnbreakableStream:
         try:
             self._stream.write(text)
         except (OSError, ValueError):
-            self._stream = open(os.devnull, "w")  # noqa: SIM115
+            self._stream = Path(os.devnull).open("w")  # noqa: SIM115
         return len(text)
 
     def flush(self) -> None:
@@ -327,7 +325,7 @@ class UnbreakableStream:
         try:
             self._stream.flush()
         except (OSError, ValueError):
-            self._stream = open(os.devnull, "w")  # noqa: SIM115
+            self._stream = Path(os.devnull).open("w")  # noqa: SIM115
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

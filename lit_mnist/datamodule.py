@@ -65,7 +65,8 @@ class MNISTDataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         """Returns the training batches of this rank; a resumed epoch continues."""
         digits = Digits(self.train, self.hparams.augment, self.seed)
-        sampler = ExactDistributedSampler(digits, self.hparams.batch_size, self.seed, **self._rank())
+        rank, world_size = self._rank()
+        sampler = ExactDistributedSampler(digits, self.hparams.batch_size, self.seed, rank=rank, world_size=world_size)
         sampler.load_state_dict({"epoch": self.epoch, "start": self.batches_read})
         return self._loader(digits, sampler)
 
@@ -102,7 +103,10 @@ class MNISTDataModule(LightningDataModule):
         self.epoch, self.batches_read = state["epoch"], state["batches_read"]
 
     def _evaluation(self, split: Split) -> DataLoader[Any]:
-        sampler = ExactDistributedSampler(split, self.hparams.eval_batch_size, evaluation=True, **self._rank())
+        rank, world_size = self._rank()
+        sampler = ExactDistributedSampler(
+            split, self.hparams.eval_batch_size, rank=rank, world_size=world_size, evaluation=True
+        )
         return self._loader(Digits(split), sampler)
 
     def _loader(self, digits: Digits, sampler: ExactDistributedSampler) -> DataLoader[Any]:
@@ -114,6 +118,5 @@ class MNISTDataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
         )
 
-    def _rank(self) -> dict[str, int]:
-        trainer = self.trainer
-        return {"rank": trainer.global_rank, "world_size": trainer.world_size} if trainer else {}
+    def _rank(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

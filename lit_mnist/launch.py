@@ -148,13 +148,14 @@ def _run(
             if process.is_alive():
                 os.kill(process.pid, signum)
 
+    context: Any = get_context(start_method)
     previous = {each: signal.signal(each, forward) for each in _SIGNALS}
     with tempfile.TemporaryDirectory(prefix="lit_mnist-") as folder:
         status = RankStatus(Path(folder) / "status", world_size)
         try:
             for rank in range(world_size):
                 rank_args = (rank, function, args, world_size, device_type, timeout, folder, os.getpid())
-                processes.append(get_context(start_method).Process(target=_rank, args=rank_args))
+                processes.append(context.Process(target=_rank, args=rank_args))
                 processes[-1].start()
             while not any(process.exitcode for process in processes):
                 running = [process.sentinel for process in processes if process.is_alive()]
@@ -235,8 +236,8 @@ def _first_failure(
     reports = {}
     for rank in range(len(processes)):
         if (path := folder / f"error-{rank}").exists():
-            when, message = path.read_text().split("\n", 1)
-            reports[rank] = float(when), message
+            first, rest = path.read_text().split("\n", 1)
+            reports[rank] = float(first), rest
 
     def name(rank: int) -> str:
         return f"rank {rank} (process {processes[rank].pid}) in step {status.of(rank).step}"

@@ -76,7 +76,8 @@ def load(name: Name = "mnist", root: str | Path | None = None, *, download: bool
     """
     if name != "mnist":
         return _load_by_torchvision(name, Path(root or "~/.cache/lit_mnist").expanduser(), download)
-    content = [torch.from_numpy(_read(_find(Path(root).expanduser() if root else FILES, each), each)) for each in _SHA256]
+    folder = Path(root).expanduser() if root else FILES
+    content = [torch.from_numpy(_read(_find(folder, each), each)) for each in _SHA256]
     images, labels, test_images, test_labels = content
     sha256 = hashlib.sha256(b"".join(bytes.fromhex(each) for each in _SHA256.values())).hexdigest()
     return Data(
@@ -93,8 +94,8 @@ def _find(root: Path, name: str) -> Path:
             if path.is_file():
                 return path
     raise InputError(
-        f"{root} has no {name}, with or without .gz, nor have its raw and MNIST/raw. Put the four official files there, "
-        "or leave data.root unset to use the files of the package."
+        f"{root} has no {name}, with or without .gz, nor have its raw and MNIST/raw. Put the four official files "
+        "there, or leave data.root unset to use the files of the package."
     )
 
 
@@ -107,7 +108,8 @@ def _read(path: Path, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         raise InputError(f"{path} cannot be read: {error}. Replace it by MNIST's official file.") from error
     if (found := hashlib.sha256(content).hexdigest()) != _SHA256[name]:
         raise InputError(
-            f"{path} is not MNIST's {name}: its SHA-256 is {found}, not {_SHA256[name]}. Replace it by the official file."
+            f"{path} is not MNIST's {name}: its SHA-256 is {found}, not {_SHA256[name]}. Replace it by the "
+            "official file."
         )
     return np.frombuffer(content, np.uint8).copy()
 

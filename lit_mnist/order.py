@@ -5,9 +5,9 @@ contiguous parts. The samples of a step are a function of the seed and the step 
 Evaluation: the samples are split over the ranks in contiguous parts whose sizes differ by at most one. No part is
 padded, so that no sample is counted twice.
 
-The state of a generator must be saved, restored and split over ranks. The random numbers here have no state: the seed, a
-purpose and counters (an epoch, a step, a sample) go through a 64-bit mixing function, so that any rank can compute the
-number of any sample, in any order, any number of times.
+The state of a generator must be saved, restored and split over ranks. The random numbers here have no state: the seed,
+a purpose and counters (an epoch, a step, a sample) go through a 64-bit mixing function, so that any rank can compute
+the number of any sample, in any order, any number of times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Returns the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)."""
+    """Returns the finalizer of SplitMix64 (Steele et al.: Fast Splittable Pseudorandom Number Generators, 2014)."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class Clock:
         ends = self._ends[WARM_UP_STEPS:]
         if len(ends) < 2:
             return None
-        return batch_size / statistics.median(b - a for a, b in zip(ends, ends[1:], strict=False))
+        return batch_size / statistics.median(b - a for a, b in pairwise(ends))
 
     def seconds(self) -> float:
         """Returns the seconds since the start of the training."""
@@ -291,7 +292,8 @@ class RunRecorder(Callback):
         if not trainer.is_global_zero:
             return
         data = getattr(trainer.datamodule, "data", None) if trainer.datamodule else None  # type: ignore[attr-defined]
-        reasons = [each.reasons for each in trainer.callbacks if isinstance(each, ExactEvaluation)]  # type: ignore[attr-defined]
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        reasons = [reason for each in callbacks if isinstance(each, ExactEvaluation) for reason in each.reasons]
         result = build_result(
             engine="lightning",
             world_size=trainer.world_size,
@@ -307,7 +309,7 @@ class RunRecorder(Callback):
             seconds_to_first_step=self.clock.seconds_to_first_step,
             peak_memory_bytes=int(memory),
         )
-        result["exact"], result["exact_reasons"] = not any(reasons), sum(reasons, [])
+        result["exact"], result["exact_reasons"] = not reasons, reasons
         write_result(folder, result, self.mistakes)
 
 

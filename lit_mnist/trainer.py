@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_info
 
 from lit_mnist.plugins import (
@@ -55,7 +55,7 @@ class LitTrainer(Trainer):
         max_epochs: Epochs to train; 1 if neither this nor `max_steps` nor `max_time` is given.
         max_steps: Most optimizer steps; -1 for no limit.
         max_time: Most time, as for a Trainer.
-        use_distributed_sampler: Whether loaders are split over the ranks; a loader with a batch sampler of its own is not.
+        use_distributed_sampler: Whether loaders that have torch's own samplers are split over the ranks.
         timeout: Seconds that a rank waits for the others.
         logger: Loggers; by default `metrics.csv` and TensorBoard files in the run folder.
         callbacks: Further callbacks. An ExactCheckpoint, or a ModelCheckpoint with a monitor, replaces that of the run
@@ -94,7 +94,7 @@ class LitTrainer(Trainer):
         # What goes wrong without each part stands before it.
         if precision in _PLUGIN_PRECISIONS and not _has(plugins, Precision):
             # On CPUs, Lightning's 16-mixed computes in bfloat16, with a warning.
-            used, reason = resolve_precision(precision, device_type)
+            used, reason = resolve_precision(cast(Any, precision), device_type)
             plugins.append(precision_plugin(used, device_type))
             precision = None
         if not _has(plugins, CheckpointIO):
@@ -105,7 +105,7 @@ class LitTrainer(Trainer):
             plugins.append(PortableSyncBatchNorm())
         if ranks > 1 and strategy in ("auto", "ddp"):
             # The last batch of an evaluation is padded with samples that are counted twice.
-            strategy = ExactDDPStrategy(timeout=timedelta(seconds=timeout))
+            strategy = ExactDDPStrategy(split=use_distributed_sampler, timeout=timedelta(seconds=timeout))
             use_distributed_sampler = False
         if kwargs.get("enable_checkpointing", True) is not False and not kwargs.get("fast_dev_run"):
             if not any(isinstance(each, ModelCheckpoint) and each.monitor for each in callbacks):
@@ -119,10 +119,11 @@ class LitTrainer(Trainer):
             SkippedStepSchedule(),  # The schedule advances although the step was skipped in float16.
             ChannelsLast(),  # Convolutions take a third longer on CPUs.
             ExactEvaluation(),  # What depends on the number of ranks is not said.
-            StopOnNonFinite(),  # A NaN trains on until the end.
             StopTogether(),  # A signal loses the steps since the last checkpoint, or hangs.
             FailureReport(),  # A failed rank is not named.
         ]
+        if ranks == 1 or isinstance(strategy, DDPStrategy) or str(strategy).startswith("ddp"):
+            callbacks.append(StopOnNonFinite())  # A NaN trains on until the end.
         if logger is None or logger is True:
             logger = [CSVLogger(root, name="", version=""), TensorBoardLogger(root, name="", version="")]
         if max_epochs is None and max_steps == -1 and max_time is None:
@@ -132,7 +133,7 @@ class LitTrainer(Trainer):
             devices=devices,
             num_nodes=num_nodes,
             strategy=strategy,
-            precision=None if precision == "auto" else precision,
+            precision=cast(Any, None if precision == "auto" else precision),
             default_root_dir=root,
             max_epochs=max_epochs,
             max_steps=max_steps,

@@ -51,7 +51,7 @@ def start_command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 @pytest.fixture
 def command(start_command: Callable[..., Command]) -> Callable[..., Completed]:
-    """`command(*words, timeout=120)`: runs `python train.py WORDS` in the test's folder, and returns code and output."""
+    """`command(*words, timeout=120)`: runs `python train.py WORDS` in the test's folder; returns code and output."""
 
     def run(*words: object, timeout: float = 120, **environment: str) -> Completed:
         return start_command(*words, **environment).wait(timeout)

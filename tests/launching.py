@@ -84,7 +84,9 @@ def start(words: list[str], output: Path, cwd: Path, environment: dict[str, str]
     return Command(process, output)
 
 
-def run_ranks(function: Callable[..., Any], count: int, args: tuple[Any, ...], folder: Path, timeout: float) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], count: int, args: tuple[Any, ...], folder: Path, timeout: float
+) -> list[Any]:
     """Returns what `function(*args)` returns in each of `count` ranks of a gloo group."""
     folder.mkdir()
     starter = os.getpid()

@@ -70,7 +70,9 @@ def value(config: dict[str, Any], key: str) -> Any:
     ],
 )
 @pytest.mark.usefixtures("files")
-def test_the_conventions_of_lightning_cli(command: Callable[..., Completed], words: str, expected: dict[str, Any]) -> None:
+def test_the_conventions_of_lightning_cli(
+    command: Callable[..., Completed], words: str, expected: dict[str, Any]
+) -> None:
     completed = command(*words.split(), "--print_config")
     assert completed.code == 0, completed.output
     config = yaml.safe_load(completed.output.split("# lightning.pytorch", 1)[1].split("\n", 1)[1])

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import others
 import pytest
 import torch
 from launching import Command, Completed
@@ -20,7 +19,7 @@ SLOW = ("--epochs", "1000", "--trainer.callbacks+=others.Fault", "--trainer.call
 
 
 def is_training(run: Command, folder: Path) -> Callable[[], bool]:
-    return lambda: (folder / "checkpoints" / "last.ckpt").exists()
+    return (folder / "checkpoints" / "last.ckpt").exists
 
 
 def gone(pids: list[int], seconds: float = 5) -> bool:
@@ -33,7 +32,9 @@ def gone(pids: list[int], seconds: float = 5) -> bool:
 
 
 @pytest.mark.parametrize("victim", ["rank", "launcher"])
-def test_a_killed_process_is_named_and_none_is_left(start_command: Callable[..., Command], tmp_path: Path, victim: str) -> None:
+def test_a_killed_process_is_named_and_none_is_left(
+    start_command: Callable[..., Command], tmp_path: Path, victim: str
+) -> None:
     run = start_command(*TWO, *SLOW, "--run-dir", "run")
     run.wait_for(is_training(run, tmp_path / "run"))
     ranks = run.children()
@@ -93,7 +94,9 @@ def test_restarts_end_bit_identical(train: Callable[..., dict[str, Any]]) -> Non
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_broken_standard_output_ends_no_run(start_command: Callable[..., Command], tmp_path: Path, devices: int) -> None:
+def test_a_broken_standard_output_ends_no_run(
+    start_command: Callable[..., Command], tmp_path: Path, devices: int
+) -> None:
     run = start_command(*MODULE, "--devices", devices, "--max-steps", 30, "--run-dir", "run", BROKEN_STDOUT="1")
     assert run.wait(60).code == 0
     assert (tmp_path / "run" / "result.json").exists()
@@ -105,7 +108,7 @@ def test_nothing_listens_beyond_loopback(start_command: Callable[..., Command], 
     inodes = set()
     for pid in [run.pid, *run.children()]:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            inodes.add(os.readlink(descriptor))
+            inodes.add(str(descriptor.readlink()))
     listening = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

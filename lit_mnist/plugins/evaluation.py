@@ -35,10 +35,10 @@ class ExactDDPStrategy(DDPStrategy):
 
     It splits each loader of a map-style data set that has torch's own samplers, whatever `use_distributed_sampler` is:
     in an evaluation by ExactDistributedSampler, where `shuffle` and `drop_last` have no effect, and in training by
-    DistributedSampler. So do not split the data set itself. It does not change other loaders; `ExactEvaluation` names
-    them.
+    DistributedSampler. It does not change other loaders; `ExactEvaluation` names them.
 
     Args:
+        split: Whether to split loaders; set it to False if each rank has a data set of its own.
         **kwargs: The arguments of DDPStrategy.
 
     Raises:
@@ -46,11 +46,15 @@ class ExactDDPStrategy(DDPStrategy):
             another, and a metric gathers its lists batch by batch, which would hang.
     """
 
+    def __init__(self, *, split: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.split = split
+
     def process_dataloader(self, dataloader: object) -> object:
         """Returns a loader of this rank's part of the samples."""
         assert self.lightning_module
         trainer = self.lightning_module.trainer
-        if self.world_size == 1 or not isinstance(dataloader, DataLoader):
+        if self.world_size == 1 or not self.split or not isinstance(dataloader, DataLoader):
             return dataloader
         batches: Any = dataloader.batch_sampler
         sampler = getattr(batches, "sampler", None)
