@@ -18,8 +18,8 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from lit_mnist.errors import InputError
 
-# A file of torch.save is a zip archive, which ends with a record of 22 bytes and a comment, whose length is the record's
-# last field. The digest is the comment, so every reader of the format accepts the file, and the digest travels with it.
+# A file of torch.save is a zip archive, which ends with a record of 22 bytes and a comment, whose length is the
+# record's last field. The digest is the comment: every reader accepts the file, and the digest travels with it.
 _END, _NO_COMMENT = b"PK\x05\x06", b"\x00\x00"
 _LABEL = b"sha256:"
 _COMMENT_LENGTH = len(_LABEL) + 64
@@ -54,8 +54,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | Path) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise InputError(
-            f"{path} cannot be written: {error}. An earlier file of this name is unchanged; free space or permit writing, "
-            "and resume from it."
+            f"{path} cannot be written: {error}. An earlier file of this name is unchanged; free space or permit "
+            "writing, and resume from it."
         ) from error
 
 
@@ -82,8 +82,8 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
         with suppress(Exception):
             if names := get_unsafe_globals_in_checkpoint(io.BytesIO(content)):
                 raise InputError(
-                    f"{path} contains {', '.join(sorted(names))}, which could execute code, so it is not loaded. Resume "
-                    "from a checkpoint of tensors and plain values."
+                    f"{path} contains {', '.join(sorted(names))}, which could execute code, so it is not loaded. "
+                    "Resume from a checkpoint of tensors and plain values."
                 ) from None
         raise InputError(f"{path} is damaged or not a checkpoint. Resume from another one.") from error
 

@@ -62,8 +62,8 @@ class ResumableDataLoader(DataLoader[Any]):
         trainer.fit(module, loader, ckpt_path=checkpoint.last)
 
     It restores the generators with which the epoch began, and reads the earlier batches again without using them, so
-    that the workers draw the same random numbers. A batch sampler that can seek, such as `ExactDistributedSampler`, in a
-    DataLoader of torch takes no such time. Without `ExactCheckpoint`, the global generators are the user's to restore.
+    that the workers draw the same random numbers. A batch sampler that can seek, such as `ExactDistributedSampler`, in
+    a DataLoader of torch takes no such time. Without `ExactCheckpoint`, restore the global generators yourself.
 
     Raises:
         InputError: The workers are persistent: their generators run on over epochs, and nothing can restore them.
@@ -106,17 +106,17 @@ class ResumableDataLoader(DataLoader[Any]):
 class ExactCheckpoint(ModelCheckpoint):
     """Saves `last.ckpt`, from which a run continues as if nothing had happened, with bit-identical weights.
 
-    A Trainer saves no generators: a resumed run draws other dropout masks and another order of the samples. In mid-epoch
-    it begins the data anew, and with `max_steps` it counts an epoch too many. This callback adds what is missing to every
-    checkpoint of its Trainer, including those of other ModelCheckpoints:
+    A Trainer saves no generators: a resumed run draws other dropout masks and another order of the samples. In
+    mid-epoch it begins the data anew, and with `max_steps` it counts an epoch too many. This callback adds what is
+    missing to every checkpoint of its Trainer, including those of other ModelCheckpoints:
 
         checkpoint = ExactCheckpoint("checkpoints", every_n_train_steps=100)
         trainer = Trainer(callbacks=[checkpoint])
         trainer.fit(module, ResumableDataLoader(dataset, 64, shuffle=True), ckpt_path=checkpoint.last)
 
-    Any DataLoader continues at the end of an epoch. In mid-epoch, a `ResumableDataLoader` does, a loader with a state of
-    its own (torchdata's StatefulDataLoader), and one whose batch sampler can seek (`ExactDistributedSampler`, if the data
-    set draws no random numbers in workers). If all samplers can seek, the number of ranks may change.
+    Any DataLoader continues at the end of an epoch. In mid-epoch, a `ResumableDataLoader` does, a loader with a state
+    of its own (torchdata's StatefulDataLoader), and one whose batch sampler can seek (`ExactDistributedSampler`, if the
+    data set draws no random numbers in workers). If all samplers can seek, the number of ranks may change.
 
     Not restored: attributes that are in no state (they are named in a warning); what `self.log` averages over an epoch,
     which counts the batches since the resume; what a module does in its own `on_train_batch_end`, which is called after
@@ -138,6 +138,7 @@ class ExactCheckpoint(ModelCheckpoint):
         self._resume: dict[str, Any] | None = None
         self._is_due = self._loaders_came_early = self._has_warned = False
         self._step_before = self._saved_step = -1
+        self._weights: dict[str, Any] = {}
         self._attributes: dict[str, str] = {}
 
     @property
@@ -207,7 +208,7 @@ class ExactCheckpoint(ModelCheckpoint):
         if _KEY in checkpoint:  # by another ExactCheckpoint
             return
         progress, used = trainer.fit_loop.epoch_progress.current, trainer.fit_loop.batch_idx + 1
-        is_epoch_end = progress.processed == progress.ready
+        is_epoch_end = progress.processed == progress.ready  # type: ignore[attr-defined]
         loaders = _train_loaders(trainer)
         rank = {
             "generators": generator_states(),
@@ -224,6 +225,8 @@ class ExactCheckpoint(ModelCheckpoint):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keeps the states until everything else is restored."""
         self._resume = checkpoint.get(_KEY)
+        # Lightning restores the weights before it makes the module float64.
+        self._weights = checkpoint["state_dict"] if trainer.precision == "64-true" else {}
 
     def _is_exact(self, trainer: Trainer) -> bool:
         """Returns whether a Trainer that resumes here neither skips nor repeats anything."""
@@ -236,34 +239,37 @@ class ExactCheckpoint(ModelCheckpoint):
         self._is_due, self._saved_step = False, trainer.global_step
         path = str(Path(self.dirpath or "", "last.ckpt"))
         self.last_model_path = self.best_model_path = path
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path, weights_only=False)
         now = _plain_attributes(trainer)
         changed = [name for name, value in self._attributes.items() if now.get(name) != value]
         if changed and not self._has_warned:
             self._has_warned = True
             rank_zero_warn(
-                f"{', '.join(changed)} changed in the training, but no checkpoint contains it: a resumed run begins with its "
-                "first value. Add it in on_save_checkpoint (of a data module: in state_dict)."
+                f"{', '.join(changed)} changed in the training, but no checkpoint contains it: a resumed run begins "
+                "with its first value. Add it in on_save_checkpoint (of a data module: in state_dict)."
             )
 
     def _restore(self, trainer: Trainer, pl_module: LightningModule) -> None:
         state, path = self._resume, trainer.ckpt_path
+        if self._weights:
+            pl_module.load_state_dict(self._weights, strict=pl_module.strict_loading)
         if state is None:
             raise InputError(
-                f"{path} was saved without ExactCheckpoint and has no states of generators, so it cannot be resumed exactly. "
-                "Begin from its weights with load_from_checkpoint, or remove ExactCheckpoint."
+                f"{path} was saved without ExactCheckpoint and has no states of generators, so it cannot be resumed "
+                "exactly. Begin from its weights with load_from_checkpoint, or remove ExactCheckpoint."
             )
         if not state["is_exact"]:
             raise InputError(
-                f"{path} was saved within accumulated gradients, or before a validation or the end of its epoch, which a "
-                "Trainer leaves out in a resume. Resume from last.ckpt."
+                f"{path} was saved within accumulated gradients, or before a validation or the end of its epoch, which "
+                "a Trainer leaves out in a resume. Resume from last.ckpt."
             )
         loaders, ranks = _train_loaders(trainer), state["ranks"]
         if len(ranks) != trainer.world_size:
             if not all(_can_seek(loader) for loader in loaders):
                 raise InputError(
-                    f"{path} was saved by {len(ranks)} ranks, and {trainer.world_size} would have other batches. Resume on "
-                    f"{len(ranks)} ranks. For the next run, use DataLoader(batch_sampler=ExactDistributedSampler(...))."
+                    f"{path} was saved by {len(ranks)} ranks, and {trainer.world_size} would have other batches. "
+                    f"Resume on {len(ranks)} ranks. For the next run, use "
+                    "DataLoader(dataset, batch_sampler=ExactDistributedSampler(dataset, batch_size))."
                 )
             rank_zero_info(f"{path} is of {len(ranks)} ranks: a rank that has no generators takes those of rank 0.")
         rank = ranks[trainer.global_rank if trainer.global_rank < len(ranks) else 0]
@@ -284,9 +290,9 @@ class ExactCheckpoint(ModelCheckpoint):
         """Lets a loader continue in mid-epoch."""
         if position is None or math.isinf(trainer.num_training_batches):
             raise InputError(
-                f"{trainer.ckpt_path} was saved within an epoch, where {type(loader).__name__} cannot continue. Resume from "
-                f"the checkpoint of an epoch's end. For the next run, {_LINE}. (An IterableDataset needs a loader with a "
-                "state of its own, such as torchdata's StatefulDataLoader, and a length.)"
+                f"{trainer.ckpt_path} was saved within an epoch, where {type(loader).__name__} cannot continue. Resume "
+                f"from the checkpoint of an epoch's end. For the next run, {_LINE}. (An IterableDataset needs a loader "
+                "with a state of its own, such as torchdata's StatefulDataLoader, and a length.)"
             )
         if isinstance(loader, ResumableDataLoader):
             loader.load_state_dict(position)
@@ -300,7 +306,7 @@ class ExactCheckpoint(ModelCheckpoint):
         elif loader.num_workers == 0:
             loader.batch_sampler.load_state_dict(position)
         # Workers have begun to read already: from the right place if the data module restores it itself.
-        elif not _has_own_state(trainer.datamodule):
+        elif not _has_own_state(trainer.datamodule):  # type: ignore[attr-defined]
             raise InputError(f"{trainer.ckpt_path} was saved within an epoch, but workers begin too early: {_LINE}.")
 
 
@@ -352,11 +358,11 @@ def _gather(state: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
 def _begin_epoch(trainer: Trainer) -> None:
     """Lets a Trainer that was restored at the end of an epoch begin the next one as it does without a resume.
 
-    Otherwise it uses the iterators that it made before the generators were restored, and with `max_steps` it repeats the
-    end of the epoch.
+    Otherwise it uses the iterators that it made before the generators were restored, and with `max_steps` it repeats
+    the end of the epoch.
     """
     progress = trainer.fit_loop.epoch_progress
-    if progress.current.completed < progress.current.processed:
+    if progress.current.completed < progress.current.processed:  # type: ignore[attr-defined]
         progress.increment_completed()
     trainer.fit_loop.epoch_loop.restarting = False
     trainer.fit_loop.on_iteration_done()
@@ -390,14 +396,21 @@ def _has_own_state(datamodule: Any) -> bool:
 
 def _plain_attributes(trainer: Trainer) -> dict[str, str]:
     """Returns the small plain attributes, printed, of the module and the data module that save none themselves."""
-    module, datamodule = trainer.lightning_module, trainer.datamodule
-    saves_itself = type(module).on_save_checkpoint is not LightningModule.on_save_checkpoint
-    owners = [None if saves_itself else module, None if _has_own_state(datamodule) else datamodule]
-    found = {}
-    for owner in filter(None, owners):
-        for name, value in vars(owner).items():
-            size = value.numel() if isinstance(value, torch.Tensor) else len(value) if hasattr(value, "__len__") else 1
-            is_plain = isinstance(value, int | float | str | list | tuple | dict | torch.Tensor) and size <= 1000
-            if is_plain and not name.startswith("_") and name != "training":
-                found[f"{type(owner).__name__}.{name}"] = repr(value)
-    return found
+    module, datamodule = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
+    owners = []
+    if type(module).on_save_checkpoint is LightningModule.on_save_checkpoint:
+        owners.append(module)
+    if datamodule is not None and not _has_own_state(datamodule):
+        owners.append(datamodule)
+    return {
+        f"{type(owner).__name__}.{name}": repr(value)
+        for owner in owners
+        for name, value in vars(owner).items()
+        if not name.startswith("_") and name != "training" and _is_small_and_plain(value)
+    }
+
+
+def _is_small_and_plain(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() <= 1000
+    return isinstance(value, int | float) or (isinstance(value, str | list | tuple | dict) and len(value) <= 1000)
