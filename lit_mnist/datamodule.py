@@ -118,5 +118,6 @@ class MNISTDataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
         )
 
-    def _rank(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+    def _rank(self) -> tuple[int | None, int | None]:
+        """Returns rank and world size; without a Trainer, the sampler asks torch.distributed."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (None, None)
