@@ -61,7 +61,7 @@ def main(words: list[str]) -> None:
         raise InputError(f"--run-dir: {folder} is not empty. Choose another one.")
     for engine in engines:
         print(f"--- {engine}", flush=True)
-        process = get_context("spawn").Process(target=_train, args=(engine, options, folder / engine))
+        process = get_context("fork").Process(target=_train, args=(engine, options, folder / engine))
         process.start()
         process.join()
         if process.exitcode:

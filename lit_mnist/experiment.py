@@ -254,7 +254,7 @@ class _EngineCLI(LitCLI):
         if self.subcommand != "train":
             raise InputError(f"{self.subcommand}: an engine trains and tests. Leave out the subcommand.")
         self.parsed: Namespace = self.options
-        self.defaults: Namespace = self.parser.parse_args(["train"])["train"]
+        self.defaults: Namespace = self.parser.parse_args(expand_words([]))["train"]
         self.saved = json.loads(self.parser.dump(self.config, format="json", skip_unset=False))["train"]
         for name in ("max_restarts", "launcher"):
             self.saved.pop(name)
