@@ -40,7 +40,7 @@ class MNISTDataModule(LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters()
+        self.save_hyperparameters(logger=False)  # a Trainer rejects two logged seeds that differ
         self.seed = torch.initial_seed() if seed is None else seed
         self.data: Data | None = None
         self.epoch = self.batches_read = 0
