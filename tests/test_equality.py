@@ -35,13 +35,14 @@ def cases() -> list[Any]:
         (("lightning", "raw_ddp", "fabric"), "32-true", 2, "convnet"),
         (("lightning", "raw_ddp"), "bf16-mixed", 2, "basicnet"),
     ]
-    exact = tuple(engine for engine in ENGINES if engine not in ("parameter_server", "data_parallel"))
+    exact = ("lightning", "raw_ddp", "fabric", "accelerate", "hf_trainer")
     long = [
         (exact if ranks == 3 else (*exact, "parameter_server"), precision, ranks, net)
-        for precision in ("32-true", "bf16-mixed", "64-true", "16-mixed")
+        for precision in ("32-true", "bf16-mixed", "64-true")
         for ranks in (1, 2, 3)
         for net in ("convnet", "basicnet")
     ]
+    long += [(("lightning", "raw_ddp", "fabric"), "16-mixed", ranks, "convnet") for ranks in (1, 2, 3)]
     return [*quick, *(pytest.param(*case, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]) for case in long)]
 
 

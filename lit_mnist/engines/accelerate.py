@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import nn
 
+from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, place, run_engine
 from lit_mnist.models import seed_dropout
 from lit_mnist.plugins.sync_batch_norm import sync_batch_norm
@@ -27,6 +28,8 @@ def train(experiment: Experiment) -> None:
     """Trains and tests in one rank."""
     # --- setup: Accelerate uses the process group of this rank
     accumulate, several = experiment.accumulate, place()[1] > 1
+    if experiment.precision == "16-mixed" and experiment.device_type == "cpu":
+        raise InputError("precision: Accelerate does not compute in float16 on a CPU. Use bf16-mixed or 32-true.")
     # Otherwise Accelerate chooses a number of threads by itself.
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     accelerator = Accelerator(

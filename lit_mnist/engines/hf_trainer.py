@@ -15,6 +15,7 @@ import transformers
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
+from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, place, run_engine
 from lit_mnist.models import seed_dropout
 from lit_mnist.plugins.sync_batch_norm import sync_batch_norm
@@ -26,6 +27,8 @@ def train(experiment: Experiment) -> None:
     """Trains and tests in one rank."""
     # --- setup: TrainingArguments uses the process group of this rank
     world_size = place()[1]
+    if experiment.precision == "16-mixed" and experiment.device_type == "cpu":
+        raise InputError("precision: Accelerate does not compute in float16 on a CPU. Use bf16-mixed or 32-true.")
     # Otherwise Accelerate, in which the Trainer runs, chooses a number of threads by itself.
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     data = experiment.load_data()

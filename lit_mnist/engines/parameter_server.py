@@ -84,21 +84,22 @@ def train(experiment: Experiment) -> None:
 
 def average_gradient(net: nn.Module, rank: int, world_size: int) -> None:
     """Replaces the gradient of a network by its mean over the ranks; every rank must call it."""
-    parameters = [each for each in net.parameters() if each.grad is not None]
+    gradients = [each.grad for each in net.parameters() if each.grad is not None]
     # Divided before the sum, as in DDP.
-    gradient = torch.cat([each.grad.flatten() for each in parameters if each.grad is not None]) / world_size
+    mean = torch.cat([each.flatten() for each in gradients]) / world_size
     if rank > 0:
-        dist.send(gradient, 0)
-        dist.recv(gradient, 0)
+        dist.send(mean, 0)
+        dist.recv(mean, 0)
     else:
-        received = torch.empty_like(gradient)
+        received = torch.empty_like(mean)
         for other in range(1, world_size):
             dist.recv(received, other)
-            gradient += received
+            mean += received
         for other in range(1, world_size):
-            dist.send(gradient, other)
-    for parameter, part in zip(parameters, gradient.split([each.numel() for each in parameters]), strict=True):
-        parameter.grad = part.view_as(parameter)
+            dist.send(mean, other)
+    # Copied, to keep the memory format: the norm of the gradient is summed in the order of memory.
+    for gradient, part in zip(gradients, mean.split([each.numel() for each in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
 
 
 def main(words: list[str] | None = None) -> None:
