@@ -28,8 +28,6 @@ def train(experiment: Experiment) -> None:
     precision: Precision = Precision()
     if experiment.precision == "64-true":
         precision = DoublePrecision()
-        # Fabric converts the outputs of a network to torch's default dtype, which would round its logits.
-        torch.set_default_dtype(torch.float64)
     elif experiment.precision in ("16-mixed", "bf16-mixed"):
         # Fabric(precision="16-mixed") rejects float16 on a CPU.
         precision = MixedPrecision(experiment.precision, device=kind)
@@ -50,6 +48,8 @@ def train(experiment: Experiment) -> None:
     # --- model and optimizer
     net = experiment.make_net(fabric.device)
     net = sync_batch_norm(net, kind) if several else net
+    # Fabric converts the outputs of a network to torch's default dtype, which would round its logits.
+    torch.set_default_dtype(experiment.dtype)
     model = fabric.setup_module(net)
     plain_optimizer = experiment.make_optimizer(net)
     schedule = experiment.make_schedule(plain_optimizer, total_steps)
