@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.plugins import PredictionWriter
 from lit_mnist.plugins.checkpoint_io import read_checkpoint
 from lit_mnist.run import RunRecorder, lock_run_dir, new_run_dir
-from lit_mnist.trainer import LitTrainer, choose_devices
+from lit_mnist.trainer import LitTrainer
 
 SHORT_OPTIONS = {
     "--devices": "--trainer.devices",
@@ -79,7 +80,7 @@ class LitCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the restarts."""
-        help_text = "How often to restart the ranks after one is lost."
+        help_text = "How often to restart the ranks after one has failed."
         parser.add_argument("--max_restarts", type=int, default=0, help=help_text)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -100,28 +101,18 @@ class LitCLI(LightningCLI):
         return self.config[self.subcommand]
 
     def before_instantiate_classes(self) -> None:
-        """Names the run folder, and starts the ranks unless they were started outside."""
+        """Names the run folder, runs the subcommand in each rank, and ends: this process instantiates nothing."""
         trainer = self.options.trainer
-        try:
-            device_type, count = choose_devices(trainer.accelerator, trainer.devices)
-        except (ValueError, TypeError, MisconfigurationException) as error:
-            raise InputError(f"trainer.devices {trainer.devices}: {error}") from error
-        if launch.started_outside():
-            launch.join_group(device_type, trainer.timeout)
+        ranks = launch.plan_ranks(trainer.accelerator, trainer.devices, trainer.num_nodes)
+        if ranks.are_started:
+            launch.join_group(ranks.device_type, trainer.timeout)
         trainer.default_root_dir = self._run_dir()
-        if launch.started_outside() or (count == 1 and not self.options.max_restarts):
-            if not launch.started_outside() or os.environ["RANK"] == "0":
-                self.lock = lock_run_dir(Path(trainer.default_root_dir))
-            launch.keep_freed_memory()
-            launch.set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-            self.run_rank()
-            sys.exit(0)
-        with lock_run_dir(Path(trainer.default_root_dir)):
+        is_first = not dist.is_initialized() or dist.get_rank() == 0
+        with lock_run_dir(Path(trainer.default_root_dir)) if is_first else nullcontext():
             launch.launch(
                 self.run_rank,
                 (),
-                count,
-                device_type=device_type,
+                ranks,
                 timeout=trainer.timeout,
                 max_restarts=self.options.max_restarts,
                 on_restart=self._resume_last,
@@ -129,7 +120,7 @@ class LitCLI(LightningCLI):
         sys.exit(0)
 
     def run_rank(self) -> None:
-        """Instantiates the classes and runs the subcommand in a forked rank."""
+        """Instantiates the classes and runs the subcommand."""
         self.instantiate_classes()
         self.run_subcommand()
 
@@ -200,16 +191,19 @@ def expand_words(words: list[str]) -> list[str]:
     `train` is the subcommand if none is given. A configuration before the subcommand has the same effect as behind it;
     of one with a section for each subcommand, that of this subcommand is used.
     """
-    subcommand = next((word for word in words if word in LitCLI.subcommands()), None)
-    if subcommand is None:
-        if {"-h", "--help"} & {*words}:
-            return ["--help"]
-        subcommand, words = "train", ["train", *words]
+    # A word behind an option is its value.
+    places = [
+        index
+        for index, (before, word) in enumerate(zip(["", *words], words, strict=False))
+        if word in LitCLI.subcommands() and (not before.startswith("--") or "=" in before or before == "--print_config")
+    ]
+    if not places and {"-h", "--help"} & {*words}:
+        return ["--help"]
+    subcommand = words[places[0]] if places else "train"
+    queue = [word for index, word in enumerate(words) if index not in places[:1]]
     # Not defaults of the parser: those of a class would take the place of the defaults of the user's class.
     classes = ("--model", "lit_mnist.module.LitClassifier", "--data", "lit_mnist.datamodule.MNISTDataModule")
     expanded = [subcommand, *classes]
-    queue = list(words)
-    queue.remove(subcommand)
     while queue:
         option, equals, value = queue.pop(0).partition("=")
         takes_path = option in _RUN_OPTIONS or option in ("--config", "-c")

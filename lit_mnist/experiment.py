@@ -35,7 +35,6 @@ from lit_mnist.optim import make_optimizer, make_schedule
 from lit_mnist.plugins.channels_last import convert_weights
 from lit_mnist.plugins.precision import PrecisionName, resolve_precision
 from lit_mnist.run import lock_run_dir, new_run_dir
-from lit_mnist.trainer import choose_devices
 
 # Options beside those of the model and the data that a hand-written engine follows, or that only affect the terminal.
 _OPTIONS = {"config", "seed_everything", "ckpt_path", "max_restarts", "launcher"} | {
@@ -56,8 +55,7 @@ class Experiment:
         engine: Name of the engine.
         model: Arguments of LitClassifier.
         data: Arguments of MNISTDataModule.
-        device_type: `cuda` or `cpu`.
-        devices: Number of ranks on this machine.
+        ranks: The ranks, with their device type.
         precision: The precision that is used.
         max_epochs: Epochs to train; -1 for no limit.
         max_steps: Most optimizer steps; -1 for no limit.
@@ -75,8 +73,7 @@ class Experiment:
     engine: str
     model: dict[str, Any]
     data: dict[str, Any]
-    device_type: str
-    devices: int
+    ranks: launch.Ranks
     precision: PrecisionName
     max_epochs: int
     max_steps: int
@@ -96,6 +93,11 @@ class Experiment:
         return torch.float64 if self.precision == "64-true" else torch.float32
 
     @property
+    def device_type(self) -> str:
+        """`cuda` or `cpu`."""
+        return self.ranks.device_type
+
+    @property
     def device(self) -> torch.device:
         """The device of this rank."""
         return torch.device("cpu" if self.device_type == "cpu" else f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
@@ -108,7 +110,10 @@ class Experiment:
     def load_data(self) -> MNISTDataModule:
         """Returns the data, verified and split."""
         module = MNISTDataModule(**self.data)
-        module.prepare_data()
+        if place()[0] == 0:
+            module.prepare_data()
+        if dist.is_initialized():
+            dist.barrier()
         module.setup("fit")
         return module
 
@@ -161,23 +166,20 @@ def run_engine(
 
 
 def _start(experiment: Experiment, train: Callable[[Experiment], None], one_process: bool) -> None:
-    if outside := launch.started_outside():
+    ranks = experiment.ranks
+    if ranks.are_started:
         if one_process:
             raise InputError(f"{experiment.engine} is one process. Start it without torchrun or srun.")
-        launch.join_group(experiment.device_type, experiment.timeout)
-    if not outside or place()[0] == 0:
+        launch.join_group(ranks.device_type, experiment.timeout)
+        folder = [experiment.folder]
+        dist.broadcast_object_list(folder, src=0)
+        experiment = replace(experiment, folder=folder[0])
+    if place()[0] == 0:
         config = experiment.folder / "config.yaml"
         lock = lock_run_dir(experiment.folder)  # noqa: F841 - it is held until the end of this function
         if config.exists() and not experiment.ckpt_path:
             raise InputError(f"trainer.default_root_dir: {experiment.folder} contains a run. Choose another --run-dir.")
         config.write_text(yaml.safe_dump(experiment.config, sort_keys=False))
-    if outside or one_process or (experiment.devices == 1 and not experiment.max_restarts):
-        launch.keep_freed_memory()
-        launch.set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        train(experiment)
-        if outside:
-            dist.destroy_process_group()
-        return
 
     def resume_last() -> tuple[Experiment]:
         last = experiment.folder / "checkpoints" / "last.ckpt"
@@ -186,8 +188,7 @@ def _start(experiment: Experiment, train: Callable[[Experiment], None], one_proc
     launch.launch(
         train,
         (experiment,),
-        experiment.devices,
-        device_type=experiment.device_type,
+        ranks._replace(devices=1) if one_process else ranks,
         timeout=experiment.timeout,
         start_method=experiment.launcher,
         max_restarts=experiment.max_restarts,
@@ -215,10 +216,10 @@ def parse(engine: str, words: list[str]) -> Experiment:
         accepted = ("auto", "ddp") if key == "trainer.strategy" else (cli.defaults.get(key),)
         if not key.startswith(("model", "data")) and key not in _OPTIONS and value not in accepted:
             raise InputError(f"{key}: {engine} does not have this option. Leave it out, or use python train.py.")
-    device_type, devices = choose_devices(trainer.accelerator, trainer.devices)
+    ranks = launch.plan_ranks(trainer.accelerator, trainer.devices, trainer.num_nodes)
     if trainer.precision not in (None, "auto", *get_args(PrecisionName)):
         raise InputError(f"trainer.precision: {engine} needs auto or one of {', '.join(get_args(PrecisionName))}.")
-    precision, reason = resolve_precision(trainer.precision or "32-true", device_type)
+    precision, reason = resolve_precision(trainer.precision or "32-true", ranks.device_type)
     if trainer.precision == "auto" and int(os.environ.get("RANK", "0")) == 0:
         print(reason)
     limited = trainer.max_epochs is not None or trainer.max_steps != -1
@@ -226,8 +227,7 @@ def parse(engine: str, words: list[str]) -> Experiment:
         engine=engine,
         model={**model.init_args.as_dict(), "seed": _seed(options, model)},
         data={**data.init_args.as_dict(), "seed": _seed(options, data)},
-        device_type=device_type,
-        devices=devices,
+        ranks=ranks,
         precision=precision,
         max_epochs=(-1 if trainer.max_epochs is None else trainer.max_epochs) if limited else 1,
         max_steps=trainer.max_steps,

@@ -1,7 +1,8 @@
 """Starts the ranks of one machine with torch.multiprocessing, and names the rank that failed.
 
 The ranks are forked from this process, which has imported everything and parsed the command: they start at once. They
-find each other through a file, so that nothing listens beyond loopback. Before the fork, this process must not run a
+find each other through a file, so that nothing listens beyond loopback. A Trainer starts no further ranks where
+LOCAL_RANK is set, and uses the process group that exists. Before the fork, this process must not run a
 parallel torch operation and must not touch a GPU. With `spawn`, each rank is a new Python process.
 
 A rank ends with the exit code of its error: 2 (rejected input), 4 (not finite), 128 + signal (stopped), or 1. It leaves
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shlex
 import signal
 import sys
 import tempfile
@@ -27,20 +27,22 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing import get_context
 
 from lit_mnist.errors import InputError, NonFiniteError, StoppedError
 from lit_mnist.plugins.failure_report import STATUS_VARIABLE, RankStatus
+from lit_mnist.plugins.stop import SIGNALS
+from lit_mnist.trainer import choose_devices
 
 StartMethod = Literal["fork", "spawn"]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# torchrun's variables, and those of srun.
+# torchrun's variables, and those that srun sets for each task.
 _SLURM = {
     "RANK": "SLURM_PROCID",
     "LOCAL_RANK": "SLURM_LOCALID",
     "WORLD_SIZE": "SLURM_NTASKS",
-    "LOCAL_WORLD_SIZE": "SLURM_NTASKS_PER_NODE",
+    "LOCAL_WORLD_SIZE": "SLURM_TASKS_PER_NODE",
 }
 # Seconds in which ranks end by themselves after a failure.
 _GRACE = 2.0
@@ -53,9 +55,47 @@ class Failure(NamedTuple):
     code: int
 
 
-def started_outside() -> bool:
-    """Returns whether torchrun, Slurm or another launcher has started this process as one of several ranks."""
-    return "RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) > 1
+class Ranks(NamedTuple):
+    """The ranks of a command.
+
+    Attributes:
+        device_type: `cuda` or `cpu`.
+        devices: Number of ranks on this machine.
+        are_started: Whether torchrun, srun or another launcher has started them, and this process is one of them.
+    """
+
+    device_type: str
+    devices: int
+    are_started: bool
+
+
+def plan_ranks(accelerator: str, devices: list[int] | str | int, num_nodes: int) -> Ranks:
+    """Returns the ranks of a command: who starts them, how many there are, and whether all options agree.
+
+    Args:
+        accelerator: As for a Trainer.
+        devices: As for a Trainer; `auto` is the number of ranks that another launcher has started on this machine.
+        num_nodes: Number of machines.
+
+    Raises:
+        InputError: The options are invalid, or another launcher has started another number of ranks.
+    """
+    if "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1":
+        for name, of_slurm in _SLURM.items():
+            os.environ.setdefault(name, os.environ[of_slurm].split("(")[0])
+    are_started = "RANK" in os.environ
+    try:
+        device_type, count = choose_devices(accelerator, devices)
+    except (ValueError, TypeError, MisconfigurationException) as error:
+        raise InputError(f"trainer.devices {devices}: {error}") from error
+    if are_started and count * num_nodes != int(os.environ["WORLD_SIZE"]):
+        raise InputError(
+            f"trainer.devices {count} on trainer.num_nodes {num_nodes} are {count * num_nodes} ranks, but "
+            f"{os.environ['WORLD_SIZE']} were started. Give the numbers of the launcher."
+        )
+    if not are_started and num_nodes > 1:
+        raise InputError(f"trainer.num_nodes {num_nodes}: start the ranks of several machines with torchrun or srun.")
+    return Ranks(device_type, count, are_started)
 
 
 def join_group(device_type: str, timeout: float, store: str = "env://") -> None:
@@ -66,9 +106,6 @@ def join_group(device_type: str, timeout: float, store: str = "env://") -> None:
         timeout: Seconds that a rank waits for the others.
         store: How the ranks find each other.
     """
-    for name, of_slurm in _SLURM.items():
-        if of_slurm in os.environ:
-            os.environ.setdefault(name, os.environ[of_slurm])
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device_type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -79,7 +116,7 @@ def join_group(device_type: str, timeout: float, store: str = "env://") -> None:
 def keep_freed_memory() -> None:
     """Lets glibc keep freed memory for the next step instead of returning it to the kernel, which clears it again.
 
-    It gives a tenth of the speed on CPUs (`mallopt(3)`: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD).
+    It makes steps on CPUs shorter (`mallopt(3)`: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD).
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(-3, 1 << 30)
@@ -95,33 +132,39 @@ def set_threads(ranks: int) -> None:
 def launch(
     function: Callable[..., None],
     args: tuple[Any, ...],
-    world_size: int,
+    ranks: Ranks,
     *,
-    device_type: str = "cpu",
     timeout: float = 120.0,
     start_method: StartMethod = "fork",
     max_restarts: int = 0,
     on_restart: Callable[[], tuple[Any, ...]] | None = None,
 ) -> None:
-    """Runs `function(*args)` in `world_size` ranks of this machine, and returns when all have succeeded.
+    """Runs `function(*args)` in each rank of this machine, and returns when all have succeeded.
 
-    Each rank has joined the process group when the function is called.
+    The function runs in this process if it is a rank already, or the only one without restarts. Of several ranks, each
+    has joined the process group when the function is called.
 
     Args:
         function: The work of a rank; with `spawn`, it and `args` must be picklable.
         args: Its arguments.
-        world_size: Number of ranks.
-        device_type: `cuda` or `cpu`.
+        ranks: The ranks.
         timeout: Seconds that a rank waits for the others in a collective.
         start_method: `fork` or `spawn`.
-        max_restarts: How often to start all ranks again after one was lost.
+        max_restarts: How often to start all ranks again after one has failed.
         on_restart: Returns the arguments for the ranks that are started again.
 
     Raises:
         SystemExit: The ranks have failed; the message is printed.
     """
+    if ranks.are_started or (ranks.devices == 1 and not max_restarts):
+        keep_freed_memory()
+        set_threads(ranks.devices)
+        function(*args)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return
     for attempt in range(max_restarts + 1):
-        failure = _run(function, args, world_size, device_type, timeout, start_method)
+        failure = _run(function, args, ranks.devices, ranks.device_type, timeout, start_method)
         if failure is None:
             return
         print(failure.message, file=sys.stderr, flush=True)
@@ -149,7 +192,7 @@ def _run(
                 os.kill(process.pid, signum)
 
     context: Any = get_context(start_method)
-    previous = {each: signal.signal(each, forward) for each in _SIGNALS}
+    previous = {each: signal.signal(each, forward) for each in SIGNALS}
     with tempfile.TemporaryDirectory(prefix="lit_mnist-") as folder:
         status = RankStatus(Path(folder) / "status", world_size)
         try:
@@ -186,7 +229,7 @@ def _rank(
     launcher: int,
 ) -> None:
     """Runs the function in a rank; after an error, the process ends at once, since the others may wait for it."""
-    for signum in _SIGNALS:
+    for signum in SIGNALS:
         signal.signal(signum, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a rank does not outlive its launcher
@@ -258,8 +301,3 @@ def _first_failure(
     if late and when - status.of(rank).time >= timeout:
         return Failure(f"{', '.join(map(name, late))} did not take part in a collective for {timeout:g} s", 3)
     return Failure(f"{message}\n{name(rank)} failed: {message.splitlines()[-1]}", 3)
-
-
-def command_line(*words: object) -> str:
-    """Returns a command that can be pasted into a shell."""
-    return shlex.join(str(word) for word in words)

@@ -171,9 +171,7 @@ def _channels_last(images: torch.Tensor) -> torch.Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def _mean_over_views(
-    logits: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, views: int
-) -> torch.Tensor:
+def _mean_over_views(logits: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, views: int) -> torch.Tensor:
     """Returns the mean of the logits of shifted views of each image, whose edges are repeated.
 
     airbench does this on CIFAR-10, with other views and weights (Jordan: 94% on CIFAR-10 in 3.29 Seconds, 2024).

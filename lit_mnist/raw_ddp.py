@@ -45,6 +45,7 @@ from lit_mnist.plugins.failure_report import STATUS_VARIABLE, RankStatus
 from lit_mnist.plugins.finite import check_finite, spread_non_finite
 from lit_mnist.plugins.precision import autocast, needs_scaler
 from lit_mnist.plugins.sampler import ExactDistributedSampler
+from lit_mnist.plugins.stop import SIGNALS
 from lit_mnist.plugins.sync_batch_norm import sync_batch_norm
 from lit_mnist.report import Mistake
 from lit_mnist.run import MISTAKES_KEPT, Clock, build_result, find_mistakes, peak_memory, write_result
@@ -52,7 +53,6 @@ from lit_mnist.run import MISTAKES_KEPT, Clock, build_result, find_mistakes, pea
 LOG_EVERY = 50  # steps
 SAVE_EVERY = 100  # steps
 STOP_EVERY = 10  # steps between two collectives in which the ranks agree whether one has received a signal
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def train(experiment: Experiment) -> None:

@@ -241,8 +241,8 @@ class RunRecorder(Callback):
             if not self._batch_size:
                 self._batch_size = extract_batch_size(batch) * trainer.world_size * trainer.accumulate_grad_batches
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the weights after the last step; the test loads the best ones."""
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keeps the weights after the last step, also of a run that was resumed at its end; the test loads the best."""
         loss = trainer.callback_metrics.get("train_loss")
         self.train = {
             "images_per_s": self.clock.images_per_s(self._batch_size),
@@ -288,7 +288,8 @@ class RunRecorder(Callback):
     def write(self, trainer: Trainer) -> None:
         """Writes the result; every rank must call it."""
         folder = Path(trainer.log_dir or trainer.default_root_dir)
-        memory = trainer.strategy.reduce(torch.tensor(peak_memory(), dtype=torch.float64), reduce_op="sum")
+        memory = torch.tensor(peak_memory(), dtype=torch.float64, device=trainer.strategy.root_device)
+        memory = trainer.strategy.reduce(memory, reduce_op="sum")
         if not trainer.is_global_zero:
             return
         data = getattr(trainer.datamodule, "data", None) if trainer.datamodule else None  # type: ignore[attr-defined]

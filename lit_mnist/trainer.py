@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -86,12 +87,15 @@ class LitTrainer(Trainer):
     ) -> None:
         device_type, count = choose_devices(accelerator, devices)
         ranks = count * num_nodes
-        root = Path(default_root_dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}")
+        # Of the ranks that a Trainer starts itself, each runs the script again: they use the folder of the first.
+        inherited = os.environ.get("LIT_MNIST_RUN_DIR") if "LOCAL_RANK" in os.environ else None
+        root = Path(default_root_dir or inherited or f"runs/{time.strftime('%Y%m%d-%H%M%S')}")
+        os.environ["LIT_MNIST_RUN_DIR"] = str(root)
         plugins = list(plugins) if isinstance(plugins, list | tuple) else [plugins] if plugins else []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
         reason = ""
 
-        # What goes wrong without each part stands before it.
+        # The comment at each part says what goes wrong without it.
         if precision in _PLUGIN_PRECISIONS and not _has(plugins, Precision):
             # On CPUs, Lightning's 16-mixed computes in bfloat16, with a warning.
             used, reason = resolve_precision(cast(Any, precision), device_type)
@@ -130,7 +134,7 @@ class LitTrainer(Trainer):
             max_epochs = 1
         super().__init__(
             accelerator=accelerator,
-            devices=devices,
+            devices=count if devices == "auto" else devices,
             num_nodes=num_nodes,
             strategy=strategy,
             precision=cast(Any, None if precision == "auto" else precision),
@@ -184,7 +188,12 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 def choose_devices(accelerator: str = "auto", devices: list[int] | str | int = "auto") -> tuple[str, int]:
-    """Returns the device type, `cuda` or `cpu`, and the number of ranks on this machine, as a Trainer chooses them."""
+    """Returns the device type, `cuda` or `cpu`, and the number of ranks on this machine, as a Trainer chooses them.
+
+    If torchrun or srun has started the ranks, `auto` is their number.
+    """
+    if devices == "auto":
+        devices = os.environ.get("LOCAL_WORLD_SIZE", "auto")
     if accelerator in ("gpu", "cuda") or (accelerator == "auto" and CUDAAccelerator.is_available()):
         if devices == "auto":
             return "cuda", CUDAAccelerator.auto_device_count()

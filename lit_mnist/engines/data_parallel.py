@@ -32,7 +32,7 @@ def train(experiment: Experiment) -> None:
 
     # --- model and optimizer
     net = experiment.make_net(experiment.device)
-    model = nn.DataParallel(net, device_ids=list(range(experiment.devices))) if kind == "cuda" else net
+    model = nn.DataParallel(net, device_ids=list(range(experiment.ranks.devices))) if kind == "cuda" else net
     optimizer = experiment.make_optimizer(net)
     schedule = experiment.make_schedule(optimizer, total_steps)
     scaler = GradScaler(kind, enabled=needs_scaler(experiment.precision))

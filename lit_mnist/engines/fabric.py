@@ -33,7 +33,7 @@ def train(experiment: Experiment) -> None:
         precision = MixedPrecision(experiment.precision, device=kind)
     fabric = Fabric(
         accelerator=kind,
-        devices=experiment.devices,
+        devices=experiment.ranks.devices,
         strategy=DDPStrategy() if several else "auto",
         # Without a choice, Fabric reads the variables of a Slurm job.
         plugins=[precision, TorchElasticEnvironment() if several else LightningEnvironment()],
