@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -107,8 +108,13 @@ class LitCLI(LightningCLI):
         if ranks.are_started:
             launch.join_group(ranks.device_type, trainer.timeout)
         trainer.default_root_dir = self._run_dir()
+        folder = Path(trainer.default_root_dir)
         is_first = not dist.is_initialized() or dist.get_rank() == 0
-        with lock_run_dir(Path(trainer.default_root_dir)) if is_first else nullcontext():
+        with lock_run_dir(folder) if is_first else nullcontext():
+            if is_first and (metrics := folder / "metrics.csv").exists():
+                # A CSVLogger deletes the file of the run that is resumed.
+                metrics.rename(folder / f"metrics-{len(list(folder.glob('metrics*.csv')))}.csv")
+            warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
             launch.launch(
                 self.run_rank,
                 (),

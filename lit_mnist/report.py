@@ -41,7 +41,8 @@ def write_report(folder: Path, result: Mapping[str, Any], mistakes: list[Mistake
     """Writes `report.html`, which contains all that it shows.
 
     Args:
-        folder: The run folder. The curves are those of its `metrics.csv`, if there is one.
+        folder: The run folder. The curves are those of its `metrics.csv`, if there is one, and of the runs that it
+            has resumed.
         result: The content of `result.json`. What it does not contain is left out.
         mistakes: The misclassified images.
     """
@@ -51,7 +52,7 @@ def write_report(folder: Path, result: Mapping[str, Any], mistakes: list[Mistake
     text = page.render(
         name=folder.resolve().name,
         summary=_summary(result, test),
-        curves={name: _draw(lines) for name, lines in read_curves(folder / "metrics.csv").items()},
+        curves={name: _draw(lines) for name, lines in read_curves(folder).items()},
         confusion=[[(count, 100 * count / max(sum(row), 1)) for count in row] for row in confusion],
         per_class=test.get("per_class") or [],
         mistakes=[(_png(mistake.image), mistake) for mistake in mistakes],
@@ -60,8 +61,8 @@ def write_report(folder: Path, result: Mapping[str, Any], mistakes: list[Mistake
     (folder / "report.html").write_text(text, encoding="utf-8")
 
 
-def read_curves(path: Path) -> dict[str, dict[str, Points]]:
-    """Reads the metrics of Lightning's CSVLogger.
+def read_curves(folder: Path) -> dict[str, dict[str, Points]]:
+    """Reads the metrics that Lightning's CSVLogger has written into a run folder.
 
     `train_loss` and `val_loss` are two lines of one metric. The metrics of a test are left out: they are single points.
 
@@ -69,11 +70,11 @@ def read_curves(path: Path) -> dict[str, dict[str, Points]]:
         For each metric, its steps and values for `train`, for `val`, or for the column's name; empty without a file.
     """
     curves: dict[str, dict[str, Points]] = {}
-    if not path.exists():
-        return curves
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    columns = {*(rows[0] if rows else ())} - {"epoch", "step"}
+    rows: list[dict[str, str]] = []
+    for path in [*sorted(folder.glob("metrics-*.csv")), *folder.glob("metrics.csv")]:
+        with path.open(newline="") as file:
+            rows += csv.DictReader(file)
+    columns = {name for row in rows for name in row} - {"epoch", "step"}
     for column in sorted(columns, key=lambda each: (each.startswith("lr-"), each)):
         match = _METRIC.fullmatch(column)
         if not match or match["stage"] == "test":
@@ -82,7 +83,7 @@ def read_curves(path: Path) -> dict[str, dict[str, Points]]:
         values: list[float] = []
         for row in rows:
             with suppress(TypeError, ValueError):  # a blank, or text
-                step, value = float(row["step"]), float(row[column])
+                step, value = float(row["step"]), float(row.get(column, ""))
                 steps.append(step)
                 values.append(value)
         if values:

@@ -145,7 +145,7 @@ def build_result(
         "threads": torch.get_num_threads(),
         "train": train,
         "test": test,
-        "weights_sha256": weights_sha256(weights),
+        "weights_sha256": weights_sha256(weights) if weights else None,
         "seconds_to_first_step": seconds_to_first_step,
         "peak_memory_bytes": peak_memory_bytes,
         "versions": {

@@ -1,4 +1,4 @@
-"""The command: LightningCLI's conventions, rejected input, and a user's own module; promises 31 to 33."""
+"""The command: LightningCLI's conventions, rejected input, and a user's own module."""
 
 from __future__ import annotations
 

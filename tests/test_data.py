@@ -1,4 +1,4 @@
-"""The data: verified files, the order of the samples, the augmentation; promises 9 to 12."""
+"""The data: verified files, the order of the samples, the augmentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation and prediction on any number of ranks: promises 13 to 16."""
+"""Evaluation and prediction on any number of ranks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trainer_of(devices: int, *callbacks: Any, **options: Any) -> Trainer:
     )
 
 
-# --- promise 13: exact counts
+# --- exact counts
 
 
 def evaluate_mnist(devices: int) -> tuple[torch.Tensor, dict[str, float], list[str]]:
@@ -199,7 +199,7 @@ def test_a_plain_loader_is_split_in_training(ranks: Ranks) -> None:
     assert first != second
 
 
-# --- promise 14: ten classes of torchmetrics
+# --- ten classes of torchmetrics
 
 
 class Scores(LightningModule):
@@ -277,7 +277,7 @@ def test_what_cannot_be_exact_is_rejected(
         assert message in error
 
 
-# --- promise 15: what is not exact is said
+# --- what is not exact is said
 
 
 class Logs(Seen):
@@ -348,7 +348,7 @@ def test_what_is_not_exact_is_said(ranks: Ranks) -> None:
             assert all(word in reason for reason in found)
 
 
-# --- promise 16: predictions once each, in order
+# --- predictions once each, in order
 
 
 class Predicts(LightningModule):

@@ -1,4 +1,4 @@
-"""Failures: what is named, what is saved, what is left; promises 26 to 30 and 35."""
+"""Failures: what is named, what is saved, what is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LitTrainer, a stock Trainer, and the private parts of Lightning; promise 6."""
+"""LitTrainer, a stock Trainer, and the private parts of Lightning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""All uses of private parts of libraries, each with its reason and the test that fails when the library changes."""
+"""All uses of private names of libraries, each with its reason and the test that fails when the library changes.
+
+Public but undocumented are the counters of the training loop (exact_checkpoint.py, whose tests kill and resume), the
+kernels of batch norm (sync_batch_norm.py, whose tests compare with torch's), and the change of a copied loader's batch
+sampler (evaluation.py, whose tests count each sample).
+"""
 
 from __future__ import annotations
 
