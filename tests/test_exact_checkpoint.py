@@ -274,7 +274,9 @@ EPOCHS = {gan: (10, 14, 19), scheduled: (22, 31, 41), pairs: (11, 16, 21), mnist
 
 
 @pytest.mark.parametrize(
-    ("setting", "options"), [(gan, {"max_steps": 40, "max_epochs": -1}), (scheduled, {}), (pairs, {}), (mnist, {})]
+    ("setting", "options"),
+    # With workers, the position of the data module is needed.
+    [(gan, {"max_steps": 40, "max_epochs": -1}), (scheduled, {}), (pairs, {}), (mnist, {"workers": 1})],
 )
 def test_killed_and_resumed(ranks, tmp_path, setting, options) -> None:
     uninterrupted = trained(ranks, tmp_path / "whole", setting, **options)
@@ -381,6 +383,7 @@ MATRIX = [
     (scheduled, {"check_val_every_n_epoch": None, "val_check_interval": 5, "workers": 0}),
     (pairs, {"every": 1}),
     (pairs, {"max_steps": 30, "max_epochs": -1}),
+    (mnist, {}),
     (mnist, {"workers": 2}),
 ]
 
