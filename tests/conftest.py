@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from launching import Command, Completed, run_ranks, start
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

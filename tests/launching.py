@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+ROOT = Path(__file__).resolve().parents[1]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["lightning.pytorch", "torchmetrics", "lit_mnist.cli", "lit_mnist.plugins"])
 
@@ -37,7 +38,7 @@ class Command:
     """A running command, in a process group of its own."""
 
     def __init__(self, process: Any, output: Path) -> None:
-        self.process, self.output = process, output
+        self.process, self.output, self.is_over = process, output, False
 
     @property
     def pid(self) -> int:
@@ -71,10 +72,12 @@ class Command:
         return Completed(code, self.text())
 
     def kill(self) -> None:
-        """Kills all processes of the group."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self.process.join()
+        """Kills all processes of the group, once: later, the ID may be that of others."""
+        if not self.is_over:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.process.join()
+            self.is_over = True
 
 
 def start(words: list[str], output: Path, cwd: Path, environment: dict[str, str] | None = None) -> Command:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from launching import ROOT
 from lightning.pytorch.cli import LightningCLI
 
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.module import LitClassifier
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 

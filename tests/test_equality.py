@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT
-from launching import Completed
+from launching import ROOT, Completed
 
 from lit_mnist.compare import ENGINES
 from lit_mnist.plugins.checkpoint_io import read_checkpoint

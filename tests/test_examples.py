@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT
+from launching import ROOT
 from lightning.pytorch import Trainer
 
 from examples import checkpoints, collectives, export, gather_predictions, ring

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from conftest import ROOT
-from launching import Command, Completed, start
+from launching import ROOT, Command, Completed, start
 
 from lit_mnist.plugins.checkpoint_io import read_checkpoint
 
