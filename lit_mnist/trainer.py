@@ -109,8 +109,11 @@ class LitTrainer(Trainer):
             plugins.append(PortableSyncBatchNorm())
         if ranks > 1 and strategy in ("auto", "ddp"):
             # The last batch of an evaluation is padded with samples that are counted twice.
-            strategy = ExactDDPStrategy(split=use_distributed_sampler, timeout=timedelta(seconds=timeout))
-            use_distributed_sampler = False
+            strategy = ExactDDPStrategy(
+                split=use_distributed_sampler, broadcast_buffers=not sync_batchnorm, timeout=timedelta(seconds=timeout)
+            )
+        if isinstance(strategy, ExactDDPStrategy):
+            use_distributed_sampler = False  # The strategy splits the loaders.
         if kwargs.get("enable_checkpointing", True) is not False and not kwargs.get("fast_dev_run"):
             if not any(isinstance(each, ModelCheckpoint) and each.monitor for each in callbacks):
                 # The test is that of the last weights, not of the best.

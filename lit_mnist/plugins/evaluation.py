@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import os
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torchmetrics import Metric
 
@@ -39,6 +41,8 @@ class ExactDDPStrategy(DDPStrategy):
 
     Args:
         split: Whether to split loaders; set it to False if each rank has a data set of its own.
+        broadcast_buffers: Whether to send rank 0's buffers in each forward pass; needless with synchronized batch norm,
+            which keeps them equal.
         **kwargs: The arguments of DDPStrategy.
 
     Raises:
@@ -46,7 +50,10 @@ class ExactDDPStrategy(DDPStrategy):
             another, and a metric gathers its lists batch by batch, which would hang.
     """
 
-    def __init__(self, *, split: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *, split: bool = True, broadcast_buffers: bool = True, **kwargs: Any) -> None:
+        # torch 2.15 renames the argument, and warns about the old name.
+        names = inspect.signature(DistributedDataParallel).parameters
+        kwargs["forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"] = broadcast_buffers
         super().__init__(**kwargs)
         self.split = split
 
