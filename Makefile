@@ -15,7 +15,7 @@ test: .venv/.installed-dev
 	$(BIN)/python -m pytest -m "not slow and not nightly" --numprocesses 2 --dist worksteal
 
 nightly: .venv/.installed-dev
-	$(BIN)/python -m pytest -m nightly
+	$(BIN)/python -m pytest -m nightly --durations 20
 	$(BIN)/python -m pytest -m slow tests/ddp_doctor --numprocesses 2 --dist worksteal
 
 lint: .venv/.installed-dev

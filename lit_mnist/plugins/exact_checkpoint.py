@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import random
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,8 @@ class ExactCheckpoint(ModelCheckpoint):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keeps the states until everything else is restored."""
         self._resume = checkpoint.get(_KEY)
+        # Lightning does not know that this callback restores the position of a loader, or rejects the checkpoint.
+        warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
         # Lightning restores the weights before it makes the module float64.
         self._weights = checkpoint["state_dict"] if trainer.precision == "64-true" else {}
 
