@@ -66,7 +66,7 @@ def test_its_recipe_reaches_its_accuracy(
 SRUN = """#!/bin/bash
 # Starts the tasks of one machine, as srun does, and sends SIGTERM to them if $WARN is set.
 while [[ $1 == --* ]]; do shift; done
-for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NODEID=0 "$@" & pids+=($!); done
+for rank in 0 1; do SLURM_STEP_ID=0 SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NODEID=0 "$@" & pids+=($!); done
 if [[ -n ${WARN:-} ]]; then
     until [[ -s runs/slurm-7/metrics.csv ]]; do kill -0 "${pids[@]}" || exit 1; sleep 0.1; done
     kill -TERM "${pids[@]}"
@@ -100,6 +100,7 @@ def test_the_slurm_job_stops_and_resumes(tmp_path: Path) -> None:
         "SLURM_NNODES": "1",
         "SLURM_NTASKS": "2",
         "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_TASKS_PER_NODE": "2",
         "SLURM_CPUS_PER_TASK": "1",
     }
     words = ["bash", str(ROOT / "configs" / "cluster" / "slurm.sbatch"), "--max-steps", "300", "--precision", "32-true"]
