@@ -6,6 +6,7 @@ long ones, and, after it, the ranks: they share what is imported and parsed, and
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import json
 import os
@@ -286,20 +287,30 @@ def run_and_exit(command: Any) -> None:
     """Runs a command in this process, and turns its errors into a message and an exit code.
 
     Raises:
-        SystemExit: The command has failed.
+        SystemExit: The command has ended.
     """
     sys.stdout, sys.stderr = UnbreakableStream(sys.stdout), UnbreakableStream(sys.stderr)
+    code: Any = 0
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+    # Python takes a second to free what torch has imported. Registered first, this runs after the exits of loggers.
+    atexit.register(leave)
     try:
         command()
-    except SystemExit:
-        raise
+    except SystemExit as error:
+        code = error.code or 0
     except MisconfigurationException as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        code = 2
     except BaseException as error:
         failure = launch.describe(error)
         print(failure.message, file=sys.stderr)
-        sys.exit(3 if failure.code == 1 else failure.code)
+        code = 3 if failure.code == 1 else failure.code
+    sys.exit(code)
 
 
 class UnbreakableStream:

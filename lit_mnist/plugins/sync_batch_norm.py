@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -118,12 +119,20 @@ def _global_statistics(x: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor
     # This kernel takes a tenth of the time of torch.var_mean; its results have the dtype of the running statistics.
     mean, variance = torch.batch_norm_update_stats(x, start, start.clone(), 0.0)
     gathered = mean.new_empty(dist.get_world_size(), 2 * channels + 1)
-    dist.all_gather(list(gathered), torch.cat([mean, variance * count, mean.new_tensor([count])]))
+    mine = torch.cat([mean, variance * count, mean.new_tensor([count])])
+    _wait(dist.all_gather(list(gathered), mine, async_op=True))
     means, squares, counts = gathered.split([channels, channels, 1], dim=1)
     total = int(counts.sum())
     mean = means[0] + (counts * (means - means[0])).sum(0) / total
     variance = (squares + counts * (means - mean).square()).sum(0) / total
     return total, mean, variance
+
+
+def _wait(work: dist.Work) -> None:
+    """Waits for a collective without sleeping: four sleeps and wakes in each step take an eighth of it on two cores."""
+    while not work.is_completed():
+        os.sched_yield()
+    work.wait()  # raises the collective's error
 
 
 class _Normalize(torch.autograd.Function):
@@ -155,7 +164,7 @@ class _Normalize(torch.autograd.Function):
             grad.to(mean.dtype), wide_x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
         sums = torch.cat([grad_weight, grad_bias])
-        dist.all_reduce(sums)
+        _wait(dist.all_reduce(sums, async_op=True))
         of_x, offset = (sums.view(2, -1) * (-weight * torch.rsqrt(variance + ctx.eps) / ctx.count)).unbind()
         grad_x += F.batch_norm(wide_x, mean, variance, of_x, offset, training=False, eps=ctx.eps)
         return grad_x.to(x.dtype), grad_weight, grad_bias, None, None, None, None
