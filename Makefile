@@ -12,18 +12,19 @@ train: .venv/.installed
 
 # Two at a time: most of a test is the start of processes, which leaves a second core idle.
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest -m "not slow and not nightly" --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not nightly" --numprocesses 2 --dist worksteal
+	cd doctor && ../$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 nightly: .venv/.installed-dev
 	$(BIN)/python -m pytest -m nightly --durations 20
-	$(BIN)/python -m pytest -m slow tests/ddp_doctor --numprocesses 2 --dist worksteal
+	cd doctor && ../$(BIN)/python -m pytest -m slow --numprocesses 2 --dist worksteal
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/codespell lit_mnist ddp_doctor benchmarks examples docs *.md
+	$(BIN)/mypy && cd doctor && ../$(BIN)/mypy
+	$(BIN)/lint-imports && cd doctor && ../$(BIN)/lint-imports
+	$(BIN)/codespell lit_mnist doctor benchmarks examples docs *.md
 
 docs: .venv/.installed-dev
 	@# Not --quiet: with it, mkdocs does not count warnings.
@@ -36,13 +37,13 @@ bench: .venv/.installed
 clean:
 	rm -rf .venv build *.egg-info
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml doctor/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@echo "installing the dependencies in .venv"
 	@$(PYTHON) -m venv .venv
-	@$(PIP) --editable .
+	@$(PIP) --editable . --editable doctor
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
-	@$(PIP) --editable '.[dev,docs,engines]'
+	@$(PIP) --editable '.[dev,docs,engines]' --editable 'doctor[dev]'
 	@touch $@

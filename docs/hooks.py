@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ddp_doctor.faults import Description, describe
 from mkdocs.structure.files import File, Files
 
-from ddp_doctor.checks import Description, describe
-
-CODES = {f"../ddp_doctor/checks/{check.module}.py": code for code, check in describe().items()}
+CODES = {f"../ddp_doctor/faults/{check.module}.py": code for code, check in describe().items()}
 OUTSIDE = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>\.\./[^)\s]+)\)")
 
 
@@ -31,7 +30,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def point(match: re.Match[str]) -> str:
         code = CODES.get(match["target"])
-        return f"[{match['text']}](checks/{code}.md)" if code else match["text"]
+        return f"[{match['text']}](../checks/{code}.md)" if code else match["text"]
 
     return OUTSIDE.sub(point, markdown)
 
@@ -62,7 +61,7 @@ def page_of(check: Description) -> str:
 
 {threads}
 
-[All checks](../doctor.md#the-checks)
+[All checks](../doctor/guide.md#the-checks)
 """
 
 

@@ -1,0 +1,207 @@
+"""Examines the planted faults, TrainCheck's errors and the healthy projects; writes the table of docs/proof.md.
+
+python tests/suite.py             all, which takes more than an hour on two cores
+python tests/suite.py ld013 gan   those whose names contain a word; the results of the others are kept
+python tests/suite.py --checks    the table of checks in docs/guide.md only; nothing is examined
+
+On a busy machine, DOCTOR_TIMEOUT gives the runs of an examination more seconds than 60.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from projects.cases import CASES, Case
+from projects.families import FAMILIES
+from projects.traincheck import EXPECTED
+
+from ddp_doctor.faults import describe
+from ddp_doctor.findings import Report, Verdict
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT = float(os.environ.get("DOCTOR_TIMEOUT", "60"))
+GUIDE, PAGE = ROOT / "docs" / "guide.md", ROOT / "docs" / "proof.md"
+RESULTS = ROOT / "build" / "doctor-suite.json"
+BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
+_ROW = re.compile(r"^\| (.+?) \| .* \| (.+?) \| (\d+) \| (\d{4}-\d\d-\d\d) \|$", re.MULTILINE)
+TRAINCHECK = tuple(
+    Case(name, "traincheck.py", name, codes=(code,), note="TrainCheck") for name, code in EXPECTED.items()
+)
+_DEMOS = "lightning.pytorch.demos"
+_BORING = f"{_DEMOS}.boring_classes:BoringModel"
+# Programs that nobody in this project wrote.
+INSTALLED = (
+    *(
+        Case(f"{_DEMOS}.{name}", f"{_DEMOS}.{name}", note="module of Lightning's demos")
+        for name in (
+            "boring_classes:BoringModel",
+            "boring_classes:ManualOptimBoringModel",
+            "lstm:LightningLSTM",
+            "transformer:LightningTransformer",
+        )
+    ),
+    *(
+        Case(f"BoringModel with {name}", _BORING, data=f"{_DEMOS}.boring_classes:{name}", note="Lightning's demos")
+        for name in ("BoringDataModule", "BoringDataModuleNoLen")
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the doctor said of a project.
+
+    Attributes:
+        case: The project with the expected codes.
+        report: The report.
+    """
+
+    case: Case
+    report: Report
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes with the expected verdict."""
+        return tuple(sorted({f.code for f in self.report.findings if f.verdict.value == self.case.verdict}))
+
+    @property
+    def is_right(self) -> bool:
+        """Whether exactly the expected codes have the expected verdict, and no other is a fault."""
+        others = {finding.code for finding in self.report.of(Verdict.FAULT)} - set(self.case.codes)
+        return self.codes == self.case.codes and not others and not self.report.error
+
+
+def examine_case(case: Case) -> Result:
+    """Examines a project in an empty current folder, since some write files."""
+    from ddp_doctor import examine
+
+    with _empty_folder():
+        if case.command:
+            words = (str(Path(sys.executable).parent / case.words[0]), *case.words[1:])
+            return Result(case, examine(command=words, devices=case.devices, timeout=TIMEOUT))
+        if not case.target:
+            return Result(case, examine(case.file, case.data or None, devices=case.devices, timeout=TIMEOUT))
+        data = f"{case.path}:{case.data}" if case.data else None
+        return Result(case, examine(f"{case.path}:{case.target}", data, devices=case.devices, timeout=TIMEOUT))
+
+
+@contextmanager
+def _empty_folder() -> Iterator[None]:
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        # Two of Lightning's demos download this text unless it is here.
+        text = Path("data/wikitext-2.txt")
+        text.parent.mkdir()
+        words = random.Random(0)
+        text.write_text("\n".join(" ".join(f"w{words.randrange(100)}" for _ in range(20)) for _ in range(300)))
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
+def main(words: list[str]) -> int:
+    """Examines the projects, and returns the exit code: 1 if a report was not as expected, 2 if there is no project."""
+    everything = (*CASES, *(case for cases in FAMILIES.values() for case in cases), *TRAINCHECK, *INSTALLED)
+    wanted = [case for case in everything if not words or any(word in case.name for word in words)]
+    if not wanted:
+        print(f"no program has a name that contains {' or '.join(words)}", file=sys.stderr)
+        return 2
+    rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else rows_of_page()
+    RESULTS.parent.mkdir(exist_ok=True)
+    wrong = 0
+    for case in wanted:
+        result = examine_case(case)
+        wrong += not result.is_right
+        rows[case.name] = row_of(result)
+        RESULTS.write_text(json.dumps(rows))
+        expected = ", ".join(case.codes) or "none"
+        found = ", ".join(f"{finding.code} {finding.verdict.value}" for finding in result.report.faults) or "no fault"
+        mark = "as expected" if result.is_right else f"NOT AS EXPECTED ({expected})"
+        print(f"{case.name}: {', '.join(result.codes) or found}, {mark}, {result.report.seconds:.0f} s", flush=True)
+    _write(rows)
+    return int(wrong > 0)
+
+
+def row_of(result: Result) -> dict[str, Any]:
+    """Returns what is kept of a result, with the day."""
+    report, day = result.report, time.strftime("%Y-%m-%d")
+    return {"codes": result.codes, "right": result.is_right, "seconds": round(report.seconds), "seen": day}
+
+
+def rows_of_page() -> dict[str, dict[str, Any]]:
+    """Returns the results that the page lists, for a checkout in which nothing was examined."""
+    rows = {}
+    table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    for name, found, seconds, day in _ROW.findall(table):
+        codes = found.partition(" (")[0].partition(", not as expected")[0]
+        listed = [] if codes == "no fault" else codes.split(", ")
+        rows[name] = {"codes": listed, "right": "not as" not in found, "seconds": int(seconds), "seen": day}
+    return rows
+
+
+def _write(rows: dict[str, dict[str, Any]]) -> None:
+    """Writes the table of all projects into the page."""
+    kinds = {
+        "planted faults": [case for case in CASES if case.codes],
+        "healthy projects": [case for case in CASES if not case.codes],
+        **FAMILIES,
+        "errors of TrainCheck's list": TRAINCHECK,
+        "programs of installed packages": INSTALLED,
+    }
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "transformers", "accelerate"))
+    days = sorted({row["seen"] for row in rows.values()})
+    lines = [f"Seen from {days[0]} to {days[-1]}, on CPUs, with {libraries}.", ""]
+    programs = [case for cases in kinds.values() for case in cases]
+    faulty, correct = ([case for case in programs if bool(case.codes) is has] for has in (True, False))
+    for kind, cases in {"all with a finding": faulty, "all without": correct, **kinds}.items():
+        seen = [rows[case.name]["right"] for case in cases if case.name in rows]
+        told = f"{sum(seen)} of {len(seen)} as expected; " if seen else ""
+        missing = f"{len(cases) - len(seen)} not examined yet" if len(seen) < len(cases) else ""
+        lines.append(f"- {kind}: {told}{missing}".rstrip("; "))
+    lines += ["", "| project | what it is | found | seconds | seen |", "|---|---|---|---|---|"]
+    for case in programs:
+        row = rows.get(case.name)
+        if row is None:
+            lines.append(f"| {case.name} | {case.note} | not examined | | |")
+            continue
+        verdict = "" if case.verdict == Verdict.FAULT or not row["codes"] else f" ({case.verdict})"
+        found = f"{', '.join(row['codes']) or 'no fault'}{verdict}{'' if row['right'] else ', not as expected'}"
+        lines.append(f"| {case.name} | {case.note} | {found} | {row['seconds']} | {row['seen']} |")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}")
+
+
+def checks_table() -> str:
+    """Returns the table of all checks for the guide."""
+    lines = ["| code | finds | structural | reported in |", "|---|---|---|---|"]
+    for code, check in describe().items():
+        structural = "yes" if check.structural else ""
+        link = f"[{code}](../ddp_doctor/faults/{check.module}.py)"
+        lines.append(f"| {link} | {check.title} | {structural} | {', '.join(check.threads)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_checks() -> None:
+    """Writes the table of all checks into the guide."""
+    before, _, rest = GUIDE.read_text().partition("<!-- checks -->\n")
+    after = rest.partition("<!-- end of checks -->\n")[2]
+    GUIDE.write_text(f"{before}<!-- checks -->\n{checks_table()}<!-- end of checks -->\n{after}")
+
+
+if __name__ == "__main__":
+    write_checks()
+    sys.exit(0 if sys.argv[1:] == ["--checks"] else main(sys.argv[1:]))
