@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ddp_doctor.emulation import torch_internals as emulated
@@ -190,19 +189,6 @@ def test_batches_are_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     emulated.pin_nothing()
     batch = [torch.ones(2)]
     assert emulated.pinning.pin_memory(batch, "cuda") is batch
-
-
-def test_a_replay_runs_the_hooks_of_the_optimizer() -> None:
-    optimizer, seen = torch.optim.SGD([nn.Parameter(torch.ones(1))]), []
-    hooks = [
-        register_optimizer_step_pre_hook(lambda found, *_: seen.append(("before", found))),
-        register_optimizer_step_post_hook(lambda found, *_: seen.append(("after", found))),
-    ]
-    for first in (True, False):
-        emulated.optimizer_hooks(optimizer, before=first)
-    for hook in hooks:
-        hook.remove()
-    assert seen == [("before", optimizer), ("after", optimizer)]
 
 
 def test_a_tensor_that_wraps_another_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

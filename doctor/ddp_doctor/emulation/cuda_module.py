@@ -10,8 +10,7 @@ import torch
 
 from ddp_doctor.emulation.devices import gpus, named
 from ddp_doctor.emulation.generators import gpu_generator
-from ddp_doctor.emulation.graphs import CUDAGraph, graph, make_graphed_callables
-from ddp_doctor.emulation.streams import DeviceContext, Event, Stream, StreamContext
+from ddp_doctor.emulation.streams import CudaGraph, DeviceContext, Event, Stream, StreamContext
 from ddp_doctor.emulation.torch_internals import replace_lazy_init
 
 _MEMORY = 80 * 1024**3
@@ -92,11 +91,11 @@ def install_cuda() -> None:
     for name, kind in (("Event", Event), ("Stream", Stream), ("ExternalStream", Stream), ("stream", StreamContext)):
         setattr(cuda, name, kind)
     cuda.StreamContext, cuda.device, cuda.device_of = StreamContext, DeviceContext, DeviceContext
-    cuda.CUDAGraph, cuda.graph = CUDAGraph, graph
+    cuda.CUDAGraph = cuda.graph = CudaGraph
     for module in (cuda.graphs, cuda):
-        _put(module, "is_current_stream_capturing", lambda: CUDAGraph.capturing is not None)
-        _put(module, "graph_pool_handle", lambda: (0, 0))
-        _put(module, "make_graphed_callables", make_graphed_callables)
+        _put(module, "is_current_stream_capturing", lambda: False)
+        # A replay is a call.
+        _put(module, "make_graphed_callables", lambda callables, *args, **kwargs: callables)
     _put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     torch.Stream, torch.Event = Stream, Event  # type: ignore[assignment, misc]
     _install_accelerator(stream)

@@ -19,7 +19,7 @@ from ddp_doctor.records.spec import Spec
 
 # Files in the folder of a run: the program asked whether there is a GPU; it tried to use one.
 _ASKED, _NEEDED = "gpu-asked", "gpu-needed"
-_OF_A_GPU = re.compile(r"cuda|gpu|nccl|accelerator|apex", re.IGNORECASE)
+_OF_A_GPU = re.compile(r"cuda|gpu|nccl|accelerator", re.IGNORECASE)
 _LAST_LINES = 4
 # The doctor's own probes ask as well.
 _DOCTOR = str(Path(__file__).parents[1])
@@ -71,10 +71,8 @@ def tried_gpu(runs: Iterable[Run]) -> bool:
 
 def emulation_for(spec: Spec, runs: Iterable[Run]) -> dict[str, Any]:
     """Returns the changes of a specification with which code may run that failed; empty if there are none."""
-    runs = list(runs) if spec.may_emulate else []
-    if not spec.gpus:
-        return {"gpus": spec.world_size} if any(map(_needs_gpu, runs)) else {}
-    return {"apex": True} if not spec.apex and any(map(_lacks_apex, runs)) else {}
+    needed = spec.may_emulate and not spec.gpus and any(map(_needs_gpu, runs))
+    return {"gpus": spec.world_size} if needed else {}
 
 
 def _needs_gpu(run: Run) -> bool:
@@ -103,9 +101,3 @@ def _end_of(trace: str) -> str:
     """Returns the last lines of the code in a traceback; the paths may name a GPU by chance."""
     lines = [line for line in trace.splitlines() if not line.lstrip().startswith("File ")]
     return "\n".join(lines[-_LAST_LINES:])
-
-
-def _lacks_apex(run: Run) -> bool:
-    """Returns whether a run failed because apex is not installed."""
-    kinds = {"ImportError", "ModuleNotFoundError", "RuntimeError"}
-    return any(error["type"] in kinds and "apex" in error["message"] for error in run.errors)

@@ -1,15 +1,27 @@
-"""Streams, events and CUDA graphs of emulated GPUs: everything is done at once, in the order of the program."""
+"""Streams and events of emulated GPUs: everything is done at once, in the order of the program."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from ddp_doctor.emulation.devices import gpus
+from ddp_doctor.emulation.devices import gpus, named
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Does nothing: what was called before is done."""
+
+
+def _is_done(*args: Any) -> bool:
+    """Returns that everything before is done."""
+    return True
 
 
 class Event:
     """An event that is over as soon as it is recorded."""
+
+    wait = synchronize = _nothing
+    query = _is_done
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.cuda_event, self._time = 0, 0.0
@@ -27,19 +39,12 @@ class Event:
         """Returns the milliseconds between two events."""
         return (end_event._time - self._time) * 1e3
 
-    def query(self) -> bool:
-        """Returns that everything before the event is done."""
-        return True
-
-    def wait(self, stream: Any = None) -> None:
-        """Does nothing: what was called before is done."""
-
-    def synchronize(self) -> None:
-        """Does nothing: what was called before is done."""
-
 
 class Stream:
     """A stream, which computes at once."""
+
+    wait_event = wait_stream = synchronize = __exit__ = _nothing
+    query = _is_done
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         self.priority, self.cuda_stream, self.stream_id = priority, 0, 0
@@ -48,37 +53,21 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        pass
-
     def record_event(self, event: Any = None) -> Any:
         """Records an event, and returns it."""
         event = event or Event()
         event.record()
         return event
 
-    def wait_event(self, event: Any) -> None:
-        """Does nothing: the event is over."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Does nothing: the other stream has computed."""
-
-    def synchronize(self) -> None:
-        """Does nothing: everything is computed."""
-
-    def query(self) -> bool:
-        """Returns that everything is computed."""
-        return True
-
     def is_capturing(self) -> bool:
-        """Returns whether a graph is captured."""
-        from ddp_doctor.emulation.graphs import CUDAGraph
-
-        return CUDAGraph.capturing is not None
+        """Returns that no graph is captured."""
+        return False
 
 
 class StreamContext:
     """The context `torch.cuda.stream(stream)`."""
+
+    __exit__ = _nothing
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -86,17 +75,12 @@ class StreamContext:
     def __enter__(self) -> Any:
         return self.stream
 
-    def __exit__(self, *error: Any) -> None:
-        pass
-
 
 class DeviceContext:
     """The contexts `torch.cuda.device` and `torch.cuda.device_of`."""
 
     def __init__(self, device: Any) -> None:
-        from ddp_doctor.emulation.devices import named
-
-        found = named(device if not hasattr(device, "device") else device.device)
+        found = named(getattr(device, "device", device))
         self.idx = found.index if found is not None and found.index is not None else gpus.current
         self.prev_idx = gpus.current
 
@@ -105,3 +89,10 @@ class DeviceContext:
 
     def __exit__(self, *error: Any) -> None:
         gpus.current = self.prev_idx
+
+
+class CudaGraph:
+    """Stands for `torch.cuda.CUDAGraph` and `torch.cuda.graph`, which a program cannot make."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("CUDA graphs are not emulated: turn them off, or examine the code on a GPU.")

@@ -8,8 +8,7 @@
 6. `pin_nothing`: the thread of a DataLoader that pins batches. `test_batches_are_not_pinned`.
 7. `skip_check_of_synchronized_norm`: DDP's check of the devices of SyncBatchNorm.
    `test_groups_and_synchronized_batch_norm_work_on_two_ranks`.
-8. `optimizer_hooks`: the hooks of all optimizers. `test_a_replay_runs_the_hooks_of_the_optimizer`.
-9. `make_wrappers_in_memory`: the tensors that wrap others, such as results of asynchronous collectives.
+8. `make_wrappers_in_memory`: the tensors that wrap others, such as results of asynchronous collectives.
    `test_a_tensor_that_wraps_another_is_in_memory`.
 """
 
@@ -21,16 +20,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim import optimizer as optimizers
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data._utils import pin_memory as pinning
 from torch.utils.weak import WeakTensorKeyDictionary
 
 LIBRARY = str(Path(torch.__file__).parent)
-DispatchMode = TorchDispatchMode
 DeviceContext = _device.DeviceContext
 function_modes: Any = _get_current_function_mode_stack
 TensorDictionary: Any = WeakTensorKeyDictionary
@@ -78,10 +73,3 @@ def make_wrappers_in_memory(in_memory: Callable[[Any], Any]) -> None:
 def skip_check_of_synchronized_norm() -> None:
     """Lets DDP wrap a SyncBatchNorm whose parameters are in the memory of the CPU."""
     nn.parallel.DistributedDataParallel._passing_sync_batchnorm_handle = lambda self, module: None  # type: ignore[method-assign]
-
-
-def optimizer_hooks(optimizer: Optimizer, *, before: bool) -> None:
-    """Calls the hooks that all optimizers run before or after a step."""
-    hooks: Any = optimizers._global_optimizer_pre_hooks if before else optimizers._global_optimizer_post_hooks
-    for hook in list(hooks.values()):
-        hook(optimizer, (), {})

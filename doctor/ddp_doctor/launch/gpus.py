@@ -38,7 +38,7 @@ def emulate(spec: Spec) -> None:
     if spec.gpus:
         from ddp_doctor.emulation.install import install
 
-        install(spec.gpus, apex=spec.apex)
+        install(spec.gpus)
 
 
 def watch(folder: Path, spec: Spec) -> None:

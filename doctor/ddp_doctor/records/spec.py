@@ -59,7 +59,6 @@ class Spec:
         gpus: Number of GPUs that are emulated on the CPU; 0 if torch is as it is.
         real_gpus: Whether the code sees the GPUs of the machine.
         may_emulate: Whether GPUs may be emulated, so that a run may end as soon as it is seen to need one.
-        apex: Whether an absent apex is replaced by what torch has of it.
         interventions: Names of fixes that are applied, with their values.
     """
 
@@ -77,7 +76,6 @@ class Spec:
     gpus: int = 0
     real_gpus: bool = False
     may_emulate: bool = False
-    apex: bool = False
     interventions: dict[str, Any] = field(default_factory=dict)
 
     @property
