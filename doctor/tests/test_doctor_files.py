@@ -19,7 +19,8 @@ from doctor_support import CHILD_ENV
 from snapshots import descendants, snapshot, wait_for_end
 from writing_programs import FOREIGN, WAYS, prepare
 
-from ddp_doctor.files import private_view, redirect, remote
+from ddp_doctor import remote
+from ddp_doctor.files import private_view, redirect
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import PREFIX, examination_folder, remove_stale
 from ddp_doctor.files.view_process import ViewProcess
@@ -202,7 +203,7 @@ def test_trackers_are_offline_unless_the_user_has_them_off(tmp_path: Path, monke
 def test_other_machines_are_named_and_uploads_are_refused() -> None:
     script = """
 import json, socket
-from ddp_doctor.files import remote
+from ddp_doctor import remote
 found = []
 remote.watch(found.append)
 for address in (("127.0.0.1", 9), ("203.0.113.7", 443)):

@@ -13,11 +13,11 @@ from typing import Any
 
 from ddp_doctor.files import kernel
 from ddp_doctor.files.redirect import LAYER, path_with_site
-from ddp_doctor.files.remote import offline_environment
 from ddp_doctor.files.temporary import remove
 from ddp_doctor.observations import Files
 from ddp_doctor.records.run import Run
 from ddp_doctor.records.spec import Spec
+from ddp_doctor.remote import offline_environment
 
 _OUTPUT = "doctor-output"
 VIEW, REDIRECTED = "private view", "redirected writes"

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ddp_doctor.after_import import AfterImport
 from ddp_doctor.files import kernel, layer, redirected_calls
-from ddp_doctor.files.after_import import AfterImport
 from ddp_doctor.files.layer import read, written
 
 # The environment variable that names the layer to all processes of a run.

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.utils.data.distributed import DistributedSampler
 
-from ddp_doctor.files.after_import import AfterImport
+from ddp_doctor.after_import import AfterImport
 from ddp_doctor.launch.world_constants import change_program, changed_arguments
 from ddp_doctor.probes.wrap import wrap, wrap_everywhere
 from ddp_doctor.records.recorder import is_called_by_user

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_doctor.files import remote
+from ddp_doctor import remote
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap, wrap_everywhere
 from ddp_doctor.records.recorder import Recorder, is_called_by_user, is_sharded

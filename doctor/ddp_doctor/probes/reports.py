@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.files.after_import import AfterImport
+from ddp_doctor.after_import import AfterImport
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder, is_called_by_user, is_called_near_user, user_stack
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ddp_doctor.files.after_import import AfterImport
+from ddp_doctor.after_import import AfterImport
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ddp_doctor.files.after_import import AfterImport
+from ddp_doctor.after_import import AfterImport
 from ddp_doctor.watch.digests import digests, group_size, is_whole
 from ddp_doctor.watch.samples import SampleSketch
 from ddp_doctor.watch.state import generator_digest, in_evaluation, names_of

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.files.after_import import AfterImport
+from ddp_doctor.after_import import AfterImport
 
 # Trackers then write to a local folder.
 _OFFLINE = {
