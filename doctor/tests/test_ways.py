@@ -23,7 +23,6 @@ from ddp_doctor.evidence.first_runs import FirstRuns
 from ddp_doctor.evidence.micro_batches import _common_factor, _why_other_losses, compare_micro_batches, missing_turns
 from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES, THRESHOLD
 from ddp_doctor.launch.command_rank import is_launcher
-from ddp_doctor.launch.srun import without_options
 from ddp_doctor.launch.world_constants import changed, changed_arguments, write_locals
 from ddp_doctor.probes.generators import generators
 from ddp_doctor.probes.micro_batches import Turn, turns, weights_at
@@ -43,7 +42,6 @@ STARTS: dict[str, tuple[list[str], str]] = {
     "spawned by hand": (["python", "processes.py", "spawn"], BATCHES),
     "a script that starts itself": (["python", "launched_by_script.py"], BATCHES),
     "a shell script": (["bash", "by_hand.sh"], BATCHES),
-    "Slurm": (["bash", "job.sbatch"], MICRO_BATCHES),
     "Trainer(devices=2)": (["python", "trainer.py"], BATCHES),
     "torchrun and Trainer(devices=2)": ([*_TORCHRUN, "trainer.py"], BATCHES),
     "LightningCLI": (["python", "cli.py", "fit", "--trainer.devices=2", "--config=cli.yaml"], BATCHES),
@@ -245,11 +243,6 @@ def test_a_local_variable_of_a_running_function_is_changed() -> None:
     world = 2
     change()
     assert world == 1
-
-
-@pytest.mark.parametrize("options", ["-n 2", "-n2", "--ntasks=2", "--ntasks 2", "--cpu-bind=none -N 1 -l", ""])
-def test_the_options_of_srun_are_removed(options: str) -> None:
-    assert without_options([*options.split(), "python", "-u", "train.py"]) == ["python", "-u", "train.py"]
 
 
 @pytest.mark.parametrize(
