@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.own_parts import Rows, own_part
+from ddp_doctor.faults.ld006_index_content_differs import Rows, _own_part
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
@@ -38,19 +38,20 @@ def scaled(part: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("parts", [[ALL[0::2], ALL[1::2]], [ALL[:20], ALL[20:]]])
 def test_a_part_that_is_scaled_by_its_own_mean_is_found(parts: list[torch.Tensor]) -> None:
-    assert own_part(evidence(rows(ALL), *map(rows, parts))) is None
-    found = own_part(evidence(rows(scaled(ALL)), *(rows(scaled(part)) for part in parts)))
+    assert _own_part(evidence(rows(ALL), *map(rows, parts))) is None
+    found = _own_part(evidence(rows(scaled(ALL)), *(rows(scaled(part)) for part in parts)))
     assert found
-    assert not found.numbered
-    assert found.values == pytest.approx(scaled(parts[0])[0].tolist())
-    assert found.alone == pytest.approx(scaled(ALL)[0].tolist())
+    own, alone = (", ".join(f"{value:.4g}" for value in scaled(part)[0].tolist()) for part in (parts[0], ALL))
+    assert f"begins with {own}, and with {alone} on one process. Each rank computes a mean" in found.message
 
 
 def test_a_part_that_is_numbered_by_itself_is_found_on_its_rank() -> None:
     other = torch.tensor([3, 1, 0, 2, 4, 6, 5], dtype=torch.int32)[WORDS[1::2]]
-    found = own_part(evidence(rows(WORDS, ALL), rows(WORDS[0::2], ALL[0::2]), rows(other, ALL[1::2])))
+    found = _own_part(evidence(rows(WORDS, ALL), rows(WORDS[0::2], ALL[0::2]), rows(other, ALL[1::2])))
     assert found
-    assert (found.rank, found.leaf, found.numbered) == (1, 0, True)
+    assert found.tensor == "value 0 of Data"
+    assert "of rank 1 begins" in found.message
+    assert "a vocabulary" in found.message
 
 
 def test_a_part_of_every_second_file_with_a_vocabulary_of_its_own_is_found() -> None:
@@ -64,10 +65,10 @@ def test_a_part_of_every_second_file_with_a_vocabulary_of_its_own_is_found() -> 
     # One word of seven is in no vocabulary.
     whole = numbered(files, [1, 2, 3, 4, 5, 6, 7], 6)
     parts = numbered(files[0::2], [3, 1, 4, 2, 5, 6, 7], 6), numbered(files[1::2], [1, 2, 3, 4, 5, 6, 7], 2)
-    found = own_part(evidence(rows(whole), *map(rows, parts)))
+    found = _own_part(evidence(rows(whole), *map(rows, parts)))
     assert found
-    assert found.numbered
-    assert own_part(evidence(rows(WORDS), *(rows(part.reshape(-1, 3)) for part in (files[0::2], files[1::2])))) is None
+    assert "a vocabulary" in found.message
+    assert _own_part(evidence(rows(WORDS), *(rows(part.reshape(-1, 3)) for part in (files[0::2], files[1::2])))) is None
 
 
 @pytest.mark.parametrize(
@@ -87,8 +88,8 @@ def test_a_part_of_every_second_file_with_a_vocabulary_of_its_own_is_found() -> 
 )
 def test_other_differences_are_no_such_values(changed: torch.Tensor) -> None:
     whole = {1: torch.arange(40)[:, None], 3: ALL if changed.is_floating_point() else WORDS, 5: WORDS}[changed.shape[1]]
-    assert own_part(evidence(rows(whole), rows(whole[0::2]), rows(changed))) is None
+    assert _own_part(evidence(rows(whole), rows(whole[0::2]), rows(changed))) is None
 
 
 def test_parts_of_other_sizes_are_not_compared() -> None:
-    assert own_part(evidence(rows(ALL), rows(scaled(ALL[:20])), rows(scaled(ALL[20:30])))) is None
+    assert _own_part(evidence(rows(ALL), rows(scaled(ALL[:20])), rows(scaled(ALL[20:30])))) is None

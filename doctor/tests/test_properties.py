@@ -23,12 +23,12 @@ import torch
 from ddp_doctor.evidence.decisions import different_decisions, own_value
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import skipping_rank
-from ddp_doctor.evidence.label_counts import label_counts
 from ddp_doctor.evidence.rank_comparison import passes_of_rank_0
 from ddp_doctor.evidence.reported_numbers import numbers_of
 from ddp_doctor.evidence.reports import wrong_metrics
 from ddp_doctor.evidence.restarts import RUN, Lost, _resumed_from, not_restored, taken_from_rank_0
 from ddp_doctor.evidence.sources import loads_state, loads_without_schedule
+from ddp_doctor.faults.ld013_mean_over_unequal_counts import _excess, _means
 from ddp_doctor.faults.ld024_metric_averaged_incorrectly import _only_logged
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
@@ -322,11 +322,11 @@ def test_labels_are_compared_if_nothing_weights_their_means(
     factors: tuple[float, float], weights: tuple[float, float], known: bool
 ) -> None:
     ranks = [_labelled(rank, 10 + 20 * rank, factors[rank], weights) for rank in range(2)]
-    found = label_counts(ranks)
+    found = _means(ranks)
     assert bool(found) is known
     if found:
-        assert found[0].shares == [0.25, 0.75]
-        assert found[0].excess == 0.5
+        assert [own[0]["count"] for own in found[0]] == [10, 30]
+        assert _excess(found[0]) == 0.5
 
 
 class _Stopper:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from ddp_doctor.evidence.communication import averaged_weights, own_models, shards
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import passes_of
 from ddp_doctor.evidence.order import communicates, indices_known, training_epochs
 from ddp_doctor.evidence.order import evaluation_epochs as evaluations
 from ddp_doctor.findings import Finding, cannot_tell, not_applicable, not_reached
@@ -109,16 +108,6 @@ def no_sync(evidence: Evidence) -> Finding | None:
     if any(not event["synchronizes"] for event in passes):
         return None
     return wrapped(evidence) or not_reached("no_sync is not used.")
-
-
-def one_pass(evidence: Evidence) -> Finding | None:
-    """A step has exactly one averaged pass through DistributedDataParallel."""
-    for rank in evidence.ranks[:1]:
-        for step in range(len(rank.of_kind("step"))):
-            passes = passes_of(rank, step)
-            if len(passes) == 1 and passes[0]["synchronizes"]:
-                return None
-    return cannot_tell("Each step accumulates the gradients of several passes, so the average of one was not seen.")
 
 
 def averages_gradients(evidence: Evidence) -> Finding | None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
+
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import communicates, contents, leak, training_epochs
-from ddp_doctor.evidence.own_parts import own_part
 from ddp_doctor.evidence.requirements import communicating, map_style
 from ddp_doctor.findings import Finding, cannot_tell, fault
+from ddp_doctor.records.run import RankRecord
+
+Rows = list[list[list[float]]]
 
 CODE = "LD006"
 TITLE = "The same index has different content"
@@ -28,6 +35,11 @@ Compute statistics of the data before it is split, or reduce their sums and coun
 """
 THREADS = ("sktime/pytorch-forecasting#2293", "huggingface/transformers#48162")
 STRUCTURAL = True
+# So many samples of each rank show a relation, and so many values of them that occurred before.
+_LEAST_SAMPLES, _LEAST_REPEATED = 8, 16
+_MOST_FILES = 65
+# What the best line leaves, relative to the values, and what the order of a sum changes.
+_ROUNDING, _SAME = 1e-5, 1e-3
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -56,23 +68,110 @@ def check(evidence: Evidence) -> list[Finding]:
                 else " With one seed on all ranks they are equal: a random number without a seed."
             )
         return [fault(message, event["step"], "", amount, event["place"])]
-    return _own_part(evidence)
+    own = _own_part(evidence) if communicates(evidence) else None
+    return [own] if own else []
 
 
-def _own_part(evidence: Evidence) -> list[Finding]:
-    """Finds values that each rank computes from its own part of the data."""
-    found = own_part(evidence) if communicates(evidence) else None
-    if found is None:
-        return []
-    what = "a vocabulary or a numbering of classes" if found.numbered else "a mean and a scale"
-    here, alone = (", ".join(f"{value:.4g}" for value in values) for values in (found.values, found.alone))
-    message = (
-        f"The ranks have parts of the data of one process, and the same sample has other values in them: sample "
-        f"{found.index} of rank {found.rank} begins with {here}, and with {alone} on one process. Each rank computes "
-        f"{what} from its own part."
-    )
-    place = next((event["place"] for events in training_epochs(evidence.ranks) for event in events), "")
-    return [fault(message, 0, f"value {found.leaf} of {found.dataset}", place=place)]
+def _own_part(evidence: Evidence) -> Finding | None:
+    """Finds the first value that each rank computes from its own part of the data, such as by its own mean.
+
+    The ranks have parts of the samples of one process: each every N-th one, a block, or every N-th file. A sample of a
+    part then has either the same values as on one process, or values that are a function of these: a line (another mean
+    and scale), or a table (another numbering).
+    """
+    for event in evidence.single.of_kind("rows") if evidence.single else ():
+        parts = [_rows(rank, event["base"]) for rank in evidence.ranks]
+        sizes = [len(part) for part in parts]
+        if min(sizes, default=0) < _LEAST_SAMPLES or abs(sum(sizes) - len(event["rows"])) > len(sizes):
+            continue
+        for mapped in _mappings(sizes):
+            whole = [[event["rows"][index] for index in own if index < len(event["rows"])] for own in mapped]
+            found = list(_other_values(whole, parts))
+            if not found or None in found:
+                continue
+            rank, leaf, numbered = next(one for one in found if one)
+            row = next(row for row, values in enumerate(parts[rank]) if values[leaf] != whole[rank][row][leaf])
+            here, alone = (", ".join(f"{value:.4g}" for value in rows[rank][row][leaf][:3]) for rows in (parts, whole))
+            what = "a vocabulary or a numbering of classes" if numbered else "a mean and a scale"
+            message = (
+                "The ranks have parts of the data of one process, and the same sample has other values in them: sample "
+                f"{row} of rank {evidence.ranks[rank].rank} begins with {here}, and with {alone} on one process. Each "
+                f"rank computes {what} from its own part."
+            )
+            place = next((event["place"] for events in training_epochs(evidence.ranks) for event in events), "")
+            return fault(message, 0, f"value {leaf} of {event['dataset']}", place=place)
+    return None
+
+
+def _rows(record: RankRecord, base: int) -> Rows:
+    return next((event["rows"] for event in record.of_kind("rows") if event["base"] == base), [])
+
+
+def _mappings(sizes: Sequence[int]) -> Iterator[Sequence[Sequence[int]]]:
+    """Yields which samples of one process those of each rank may be: every N-th one, a block, or every N-th file."""
+    count, size = len(sizes), sizes[0]
+    yield [range(rank, rank + size * count, count) for rank, size in enumerate(sizes)]
+    yield [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    for files in range(2, _MOST_FILES if len(set(sizes)) == 1 else 0):
+        rows = size // files
+        if rows * files == size:
+            firsts = [[rows * (count * file + rank) for file in range(files)] for rank in range(count)]
+            yield [[first + row for first in own for row in range(rows)] for own in firsts]
+
+
+def _other_values(whole: Sequence[Rows], parts: Sequence[Rows]) -> Iterator[tuple[int, int, bool] | None]:
+    """Yields each value that differs, as (rank, leaf, numbered), and None for one that is not the same sample's."""
+    for rank, (alone, here) in enumerate(zip(whole, parts, strict=True)):
+        rows = list(zip(alone, here, strict=False))
+        for leaf in range(min(min(len(a), len(b)) for a, b in rows)):
+            pairs = [(a[leaf], b[leaf]) for a, b in rows]
+            # Padding to another length is no other value.
+            short = [min(len(a), len(b)) for a, b in pairs]
+            pairs = [(a[:size], b[:size]) for (a, b), size in zip(pairs, short, strict=True)]
+            numbered = all(isinstance(value, int) for a, b in pairs for value in (*a, *b))
+            if all(a == b for a, b in pairs) or not min(short) or (not numbered and _is_same(pairs)):
+                continue
+            same = _is_table(pairs) if numbered else len(set(short)) == 1 and _is_line(pairs)
+            yield (rank, leaf, numbered) if same else None
+
+
+def _is_same(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
+    """Returns whether the values are equal up to rounding."""
+    x, y = (torch.tensor([value for pair in pairs for value in pair[side]], dtype=torch.float64) for side in (0, 1))
+    return bool((x - y).abs().max() <= _SAME * x.std(correction=0))
+
+
+def _is_table(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
+    """Returns whether equal numbers on one process are equal on the rank, and different ones are different.
+
+    One number may stand for all words that a vocabulary lacks.
+    """
+    values = [pair for a, b in pairs for pair in zip(a, b, strict=True)]
+    unknown = {number for side in (0, 1) for number in _ambiguous(values, side)}
+    rest = [pair for pair in values if not unknown & set(pair)]
+    known = dict(rest)
+    # Most words that a vocabulary has are in that of a rank, too.
+    fits = len(unknown) < 2 and len(rest) - len(known) >= _LEAST_REPEATED and 2 * len(rest) >= len(values)
+    return fits and len(known) > 1 and any(one != other for one, other in known.items())
+
+
+def _ambiguous(values: Sequence[tuple[float, float]], side: int) -> set[float]:
+    """Returns the numbers of a side (0: one process, 1: the rank) to which several of the other side belong."""
+    found: dict[float, set[float]] = {}
+    for pair in values:
+        found.setdefault(pair[side], set()).add(pair[1 - side])
+    return {number for number, others in found.items() if len(others) > 1}
+
+
+def _is_line(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
+    """Returns whether each value is a multiple of that of one process plus a constant, alike in all samples."""
+    x, y = (torch.tensor([pair[side] for pair in pairs], dtype=torch.float64) for side in (0, 1))
+    if not (x.isfinite().all() and y.isfinite().all()):
+        return False
+    x, y = x - x.mean(0), y - y.mean(0)
+    slope = (x * y).sum(0) / (x * x).sum(0).clamp(min=1e-30)
+    size = y.abs().max()
+    return bool(size) and bool((y - slope * x).abs().max() <= _ROUNDING * size)
 
 
 def _called(evidence: Evidence) -> Finding | None:

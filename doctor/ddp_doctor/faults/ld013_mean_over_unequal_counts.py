@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
-from ddp_doctor.evidence.label_counts import label_counts
 from ddp_doctor.evidence.requirements import compared_at_once
 from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.records.run import RankRecord
+
+# Of each rank, the means over labels of a step.
+Means = list[list[dict[str, Any]]]
 
 CODE = "LD013"
 TITLE = "A mean over unequal counts"
@@ -33,6 +41,10 @@ NEEDS = (compared_at_once,)
 _EQUAL = 1e-5
 # Counts that differ by less, such as those of the ignored pixels of large images, are a note.
 _NEGLIGIBLE = 0.01
+# Relative difference of the factors between the mean over labels and the loss.
+_SAME_FACTOR = 1e-3
+# The gradients of 32 bits are averaged, apart from a factor.
+_SAME_DIRECTION = 1e-5
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -60,16 +72,66 @@ def check(evidence: Evidence) -> list[Finding]:
 
 def _by_labels(evidence: Evidence) -> list[Finding]:
     """Compares the numbers of labels, which are known if the loss is a mean over labels and nothing else."""
-    steps = label_counts(evidence.trained)
-    worst = max(steps, key=lambda step: step.excess, default=None)
-    if worst is None or not worst.excess:
+    found = _means(evidence.trained)
+    worst = max(found, key=lambda step: _excess(found[step]), default=0)
+    if worst not in found or not (excess := _excess(found[worst])):
         return []
-    counts = " and ".join(f"{listed([*map(str, own)])} on rank {rank}" for rank, own in enumerate(worst.counts))
+    known = [[mean["count"] for mean in own] for own in found[worst]]
+    total = sum(map(sum, known))
+    shares = ", ".join(f"{sum(own) / total:.3f}" for own in known)
+    counts = " and ".join(f"{listed([*map(str, own)])} on rank {rank}" for rank, own in enumerate(known))
     message = (
-        f"The loss of step {worst.step} is a mean over the labels of each rank ({counts}), and these means count "
+        f"The loss of step {worst} is a mean over the labels of each rank ({counts}), and these means count "
         "equally: a label among few counts more than on one process."
     )
-    shares = ", ".join(f"{share:.3f}" for share in worst.shares)
-    amount = f"{1 / len(worst.shares):.3f} instead of {shares} of the gradient"
-    verdict = note if worst.excess < _NEGLIGIBLE else fault
-    return [verdict(message, worst.step, "", amount, worst.place)]
+    amount = f"{1 / len(known):.3f} instead of {shares} of the gradient"
+    verdict = note if excess < _NEGLIGIBLE else fault
+    return [verdict(message, worst, "", amount, found[worst][0][0]["place"])]
+
+
+def _excess(means: Means) -> float:
+    """Returns the largest relative difference between the number of labels of a mean and that of the others."""
+    counts = [mean["count"] for own in means for mean in own]
+    return max(abs(count * len(counts) / sum(counts) - 1) for count in counts)
+
+
+def _means(ranks: Sequence[RankRecord]) -> dict[int, Means]:
+    """Returns the steps whose loss is a mean over labels on each rank, and whose gradient is the mean of the ranks'."""
+    steps, found = [_steps(record) for record in ranks], {}
+    for step in sorted(set(steps[0]).intersection(*steps[1:])) if steps else ():
+        own = [known[step] for known in steps]
+        factors = [mean["factor"] for means in own for mean in means]
+        same = max(factors) - min(factors) <= _SAME_FACTOR * max(map(abs, factors))
+        if same and len({len(means) for means in own}) == 1 and _is_average(ranks, step):
+            found[step] = own
+    return found
+
+
+def _steps(record: RankRecord) -> dict[int, list[dict[str, Any]]]:
+    """Returns, for each step, its means over labels with the factor of each loss; without steps of other losses."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    others, means = set[int](), list[dict[str, Any]]()
+    for event in record.of_kind("mean_of_labels", "backward"):
+        if event["kind"] == "mean_of_labels":
+            means.append(event)
+            continue
+        if len(means) == 1 and event["loss"] and means[0]["value"] and means[0]["count"]:
+            found.setdefault(event["step"], []).append({**means[0], "factor": event["loss"] / means[0]["value"]})
+        else:
+            others.add(event["step"])
+        means = []
+    return {step: means for step, means in found.items() if step not in others}
+
+
+def _is_average(ranks: Sequence[RankRecord], step: int) -> bool:
+    """Returns whether the gradient of a step has the direction of the mean of what the ranks computed."""
+    prefix, applied, total = f"applied/{step}/", [], []
+    for name in (name for name in ranks[0].tensors if name.startswith(prefix)):
+        own = [record.tensors.get(f"local/{step}/{name.removeprefix(prefix)}") for record in ranks]
+        parts = [part.double().flatten() for part in own if part is not None]
+        if len(parts) < len(own) or any(part.numel() != ranks[0].tensors[name].numel() for part in parts):
+            return False
+        applied.append(ranks[0].tensors[name].double().flatten())
+        total.append(torch.stack(parts).sum(0))
+    cosine = torch.nn.functional.cosine_similarity
+    return bool(applied) and float(cosine(torch.cat(applied), torch.cat(total), dim=0)) > 1 - _SAME_DIRECTION
