@@ -18,7 +18,6 @@ from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.first_batches import first_batches
 from ddp_doctor.evidence.first_runs import FirstRuns
-from ddp_doctor.evidence.repetition import repeat
 from ddp_doctor.evidence.requirements import several_ranks, unmet
 from ddp_doctor.evidence.restarts import start_again
 from ddp_doctor.faults import choose_checks
@@ -37,8 +36,8 @@ _ORDER = list(Verdict)
 _FIRST, _LAST = ("one process", "several ranks"), ("checks",)
 # Those that compare numbers, of a program and of a module.
 _NUMERIC = {
-    False: ("determinism", "restart", "one process in 64 bits"),
-    True: ("determinism", "one process in 64 bits", "evaluation", "resume"),
+    False: ("restart", "one process in 64 bits"),
+    True: ("one process in 64 bits", "evaluation", "resume"),
 }
 # The checks of the gradients of one process, and those of what else makes ranks train other weights.
 _OF_GRADIENTS = {"LD012", "LD013", "LD014", "LD015"}
@@ -146,7 +145,6 @@ class _Examination:
                 self.error = defect_of_the_doctor(self.evidence) + self.error
             return
         if self.evidence.worked("ranks") and self.numeric:
-            self._stage("determinism", lambda: repeat(self.evidence))
             if not self.evidence.is_module:
                 self._stage("restart", lambda: start_again(self.evidence))
             self._stage("one process in 64 bits", lambda: compare_training(self.evidence))
@@ -174,7 +172,9 @@ class _Examination:
         """Tells that a stage begins. Whether there are those of a module is known after the first run."""
         if self.on_stage:
             module = not evidence.spec.target.command and (evidence.single is None or evidence.is_module)
-            names = [*_FIRST, *(_NUMERIC[module] if self.numeric else ()), *_LAST]
+            # A command is first run on several ranks, as its user does.
+            first = _FIRST[::-1] if evidence.spec.target.command else _FIRST
+            names = [*first, *(_NUMERIC[module] if self.numeric else ()), *_LAST]
             self.on_stage(f"{name}, emulated GPUs" if evidence.spec.gpus else name, names.index(name) + 1, len(names))
 
     def _evaluation(self) -> str:

@@ -10,6 +10,7 @@ from ddp_doctor.evidence.gradients import owned
 from ddp_doctor.evidence.rank_comparison import RankComparison
 from ddp_doctor.evidence.requirements import not_compared
 from ddp_doctor.observations import Comparison
+from ddp_doctor.records.run import Run
 
 _MOST_MODULES = 200
 
@@ -18,12 +19,7 @@ def compare_training(evidence: Evidence) -> str:
     """Compares the first training steps, sets `evidence.reference`, and returns the outcome in one sentence."""
     cannot = ""
     single = evidence.runs.get("single")
-    again = evidence.runs.get("again")
-    if again and not again.worked:
-        cannot = f"the second run with several ranks failed ({again.short_reason})"
-    elif not evidence.deterministic:
-        cannot = "two runs of the same code gave different weights"
-    elif single and not single.worked:
+    if single and not single.worked:
         cannot = f"the code fails on one process ({single.short_reason})"
     elif shards(evidence):
         cannot = "each rank holds a part of the parameters only"
@@ -34,6 +30,12 @@ def compare_training(evidence: Evidence) -> str:
     elif any(map(owned, evidence.trained)):
         cannot = "each rank owns parameters, which DistributedDataParallel is told to ignore"
     if cannot:
+        cannot = _repeat(evidence) or cannot
+        evidence.reference = RankComparison(cannot=cannot)
+        return f"not compared: {cannot}"
+    reference = evidence.compare()
+    # What agrees with one process in 64 bits is deterministic.
+    if (reference.cannot or reference.differs) and (cannot := _repeat(evidence)):
         evidence.reference = RankComparison(cannot=cannot)
         return f"not compared: {cannot}"
     evidence.reference = reference = evidence.compare()
@@ -45,6 +47,34 @@ def compare_training(evidence: Evidence) -> str:
         outcome += f" ({reference.method}; {reference.limits})"
     hooks = hook_effects(evidence.worked("ranks"))
     return f"{outcome}; {_without_hooks(evidence, hooks)}" if reference.differs and hooks else outcome
+
+
+def _repeat(evidence: Evidence) -> str:
+    """Repeats the run of several ranks; returns why no comparison is possible, or nothing.
+
+    A program that gives other weights in forks is run without them.
+    """
+    again = evidence.again()
+    if evidence.runner.forks and not _same_weights(evidence, again):
+        evidence.runner.forks = False
+        evidence.forget_comparisons()
+        evidence.run("single", world_size=1)
+        again = evidence.again()
+    if not again.worked:
+        evidence.deterministic = False
+        return f"the second run with several ranks failed ({again.short_reason})"
+    evidence.deterministic = _same_weights(evidence, again)
+    return "" if evidence.deterministic else "two runs of the same code gave different weights"
+
+
+def _same_weights(evidence: Evidence, again: Run) -> bool:
+    first, second = (
+        [[event["weights"] for event in rank.of_kind("stepped")] for rank in run.ranks]
+        for run in (evidence.runs["ranks"], again)
+    )
+    # A program that has no epochs is ended after a time, so one run may have more steps.
+    pairs = (pair for one, other in zip(first, second, strict=True) for pair in zip(one, other, strict=False))
+    return all(one == other for one, other in pairs)
 
 
 def _without_hooks(evidence: Evidence, hooks: Sequence[HookEffect]) -> str:

@@ -124,8 +124,8 @@ def _followed(evidence: Evidence) -> Sequence[RankRecord]:
     """Returns the ranks of a run that has recorded the branches of the user's code."""
     if "ranks" not in evidence.runs or not evidence.ranks:
         return []
-    run = evidence.worked("again")
-    if run is None or not run.ranks[0].of_kind("branches"):
+    run = evidence.longer() if evidence.trained else None
+    if run is None or not run.worked:
         # Ranks that wait for each other need not do so for long.
         alone = evidence.runs["single"].seconds if "single" in evidence.runs else 10.0
         seconds = min(evidence.spec.timeout, 10 + 3 * alone)

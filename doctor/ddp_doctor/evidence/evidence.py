@@ -18,6 +18,8 @@ from ddp_doctor.records.spec import Spec
 
 # If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
 _TIMES_NOISE = 50
+# Times the steps per epoch, for what a program does every few steps only.
+_LONGER = 8
 # Rounding of 32 bits alone.
 _LEAST = 1e-4
 
@@ -30,14 +32,15 @@ class Evidence:
         spec: The specification that all runs are derived from.
         runner: Runs further ones.
         runs: The runs by name: `single` (one process, as the user has it), `ranks` (several ranks, two short epochs
-            with their evaluation), `again` (`ranks` repeated), `numbers` (the first steps in 64 bits), `reference`
+            with their evaluation), `again` (`ranks` repeated, if something differs), `numbers` (the first steps in 64 bits), `reference`
             (one process that was fed from it), `evaluate1` and `evaluate` (the same weights evaluated by one process
             and by several ranks), `whole`, `save` and `resume` (six steps at once, and three and three), `interrupted`
-            and `started again` (a program that is ended after its first checkpoint, and its restart), `many steps`
-            (longer epochs, in which only weights are compared), `predict1` and `predict`. Those that were not possible
+            and `started again` (a program that is ended after its first checkpoint, and its restart), `many steps` (longer epochs, of which
+            weights and branches are recorded), `predict1` and `predict`. Those that were not possible
             are missing.
         reference: The comparison of `numbers` and `reference`.
-        deterministic: Whether two runs gave the same weights; None if that is not known.
+        deterministic: Whether two runs gave the same weights; None if that is not known, or follows from the equality
+            with one process.
         double: Whether the numbers are those of 64 bits.
         noise: Without 64 bits, what reversing the samples of each batch changes.
         always: Interventions of all further comparisons.
@@ -63,6 +66,24 @@ class Evidence:
         if name not in self.runs:
             self.runs[name] = self.runner.run(replace(self.spec, **changes), environment)
         return self.runs[name]
+
+    def again(self) -> Run:
+        """Returns a repetition of the run `ranks`, in which branches are recorded."""
+        return self.run("again", interventions={"branches": True})
+
+    def longer(self) -> Run:
+        """Returns a run of several ranks with longer epochs, of which weights and branches are recorded.
+
+        It ends after 15 seconds of training.
+        """
+        changes = {"many_steps": True, "branches": True}
+        return self.run("many steps", steps=_LONGER * self.spec.steps, interventions=changes)
+
+    def forget_comparisons(self) -> None:
+        """Forgets all runs but that of the user's command on several ranks, so that they are made again."""
+        self.runs = {"ranks": self.runs["ranks"]}
+        self._interventions.clear()
+        self.double, self._method = True, ""
 
     def with_spec(self, **changes: Any) -> Evidence:
         """Returns the evidence of further runs, which begin again with a changed specification."""

@@ -84,14 +84,21 @@ class FirstRuns:
     def _try(self) -> tuple[bool, InputError | None]:
         """Runs the code on one process and on several; returns whether that was possible, or why it is rejected."""
         try:
-            self._stage("one process", self._single)
-            single = self.evidence.runs.get("single")
-            if self.hang or (single and emulation_for(self.evidence.spec, [single])):
+            if self.evidence.spec.target.command:
+                # While the user's command starts, torch is imported for the forks that all other runs are.
+                self._stage("several ranks", self._several)
+                self.evidence.runner.use_forks()
+                self._stage("one process", self._single)
+            else:
+                self._stage("one process", self._single)
+                if not self._stops_early():
+                    self._stage("several ranks", self._several)
+            if self._stops_early():
                 return False, None
-            self._stage("several ranks", self._several)
         except InputError as error:
             return False, error
-        if single and not single.worked and not self.evidence.worked("ranks"):
+        single = self.evidence.runs["single"]
+        if not single.worked and not self.evidence.worked("ranks"):
             for run in (single, self.evidence.runs["ranks"]):
                 if run.ended_early:
                     return False, InputError(f"{self.evidence.spec.target} {_NO_TRAINING}")
@@ -105,6 +112,11 @@ class FirstRuns:
             self.error, self.hang = single.reason if several.hung else several.reason, ""
             return False, None
         return True, None
+
+    def _stops_early(self) -> bool:
+        """Returns whether one process hung, or needs GPUs to be emulated."""
+        single = self.evidence.runs["single"]
+        return single.hung or bool(emulation_for(self.evidence.spec, [single]))
 
     def _stage(self, name: str, work: Callable[[], str]) -> None:
         begun = time.monotonic()

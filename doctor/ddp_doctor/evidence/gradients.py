@@ -23,8 +23,6 @@ from ddp_doctor.records.run import RankRecord, Run
 
 # Relative; gradients of 32 bits.
 _SAME = 1e-4
-# More steps per epoch, for what a program does every few steps only. The run ends after 15 seconds of training.
-_MANY = 8
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,7 @@ def later_divergence(evidence: Evidence) -> Divergence | None:
     """Returns the same for a run of more steps, whose tensors are not recorded: what begins later is seen as well."""
     if not evidence.trained or shards(evidence) or averaged_weights(evidence) or own_models(evidence):
         return None
-    steps = _MANY * evidence.spec.steps
-    many = evidence.run("many steps", steps=steps, interventions={"many_steps": True})
+    many = evidence.longer()
     if not many.worked or averaged_weights_of(many):
         # Averages may begin late as well.
         return None

@@ -34,7 +34,7 @@ class Lost:
 
 def start_again(evidence: Evidence) -> str:
     """Ends a program after its first checkpoint, and starts it again; returns the outcome."""
-    if not evidence.deterministic or not any(map(checkpoints, evidence.trained)):
+    if evidence.deterministic is False or not any(map(checkpoints, evidence.trained)):
         return ""
     interrupted = evidence.run("interrupted", interventions={"until_saved": True})
     if not interrupted.worked:

@@ -19,7 +19,6 @@ from ddp_doctor.records.spec import Spec
 
 # Seconds that a command may still need after all ranks have recorded their end.
 _GRACE = 10.0
-_PATH = "PATH"
 # Without libraries that keep functions of torch under names of their own, which the probes would not replace.
 _PRELOADED = (
     "torch",
@@ -29,8 +28,6 @@ _PRELOADED = (
     "ddp_doctor.launch.forked_program",
     "ddp_doctor.probes.install",
 )
-# Stands for programs that this machine lacks: Slurm's srun.
-_STAND_INS = str(Path(__file__).with_name("bin"))
 
 
 class CommandRunner(Runner):
@@ -42,18 +39,28 @@ class CommandRunner(Runner):
     """
 
     def __init__(self, folder: Path, protection: Protection) -> None:
-        super().__init__(1, folder, protection)
-        # The number of processes that were each rank in turn, in the run of the user's own command.
-        self._turns: list[int] = []
+        super().__init__(2, folder, protection)
+        # The first starts the command as it is, while the second imports torch, for forks.
+        self._cold, self._warm = self._interpreters
+        self._warm.tell({"preload": list(_PRELOADED)})
+        self._is_warm = False
+        # By the number of ranks, how many processes were each of them in turn, in the run of the user's own command.
+        self._turns: dict[int, list[int]] = {}
+
+    def close(self) -> None:
+        """Ends the interpreters with what they run."""
+        self._interpreters = [self._cold, self._warm]
+        super().close()
 
     def preload(self, names: Sequence[str] = ()) -> None:
         """Does nothing: the command starts new interpreters."""
 
     def use_forks(self) -> bool:
-        """Lets further runs be forks of an interpreter that imports torch now, unless writes are redirected in it."""
+        """Lets further runs be forks of an interpreter that has imported torch, unless writes are redirected in it."""
         self.forks = self.protection.kind == VIEW
-        if self.forks:
-            super().preload(_PRELOADED)
+        if self.forks and not self._is_warm:
+            self._warm.wait_for(300.0)
+            self._is_warm = True
         return self.forks
 
     def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
@@ -63,10 +70,12 @@ class CommandRunner(Runner):
             InputError: The command does not exist, or its interpreter lacks a package.
         """
         forks, self.forks = self.forks, self.forks and not spec.real_gpus
+        self._interpreters = [self._warm if self.forks else self._cold]
         found = self._run(spec, environment)
         if self.forks and not found.worked:
             # Only the command as it is tells why.
             forks = self.forks = False
+            self._interpreters = [self._cold]
             found = self._run(spec, environment)
         self.forks = forks
         return found
@@ -81,19 +90,17 @@ class CommandRunner(Runner):
             return Run(spec, folder)
         # Commands do not end of themselves as soon as all ranks have recorded the numbers. Of a repetition, only the
         # records count, but a script may start its ranks several times.
-        repeats = bool(spec.interventions) and self._turns == [1] * spec.world_size
+        repeats = bool(spec.interventions) and self._turns.get(spec.world_size) == [1] * spec.world_size
         grace = 0.0 if spec.purpose == "numbers" or repeats else _GRACE
         own = {
             "RANK": "",
-            "DDP_DOCTOR_PYTHON": sys.executable,
-            _PATH: f"{os.environ.get(_PATH, '')}{os.pathsep}{_STAND_INS}",
             **_hash_seed(),
             **(environment or {}),
         }
         (code,), hung = self.execute(spec, folder, [own], words, grace)
         records = [load_record(folder, rank, code) for rank in range(spec.world_size)]
         if not spec.interventions:
-            self._turns = [_turns(folder / f"done{rank}") for rank in range(spec.world_size)]
+            self._turns[spec.world_size] = [_turns(folder / f"done{rank}") for rank in range(spec.world_size)]
         if any(not record.events for record in records):
             _explain_missing(folder, words)
         output = (folder / "output.txt").read_text(errors="replace")
@@ -121,10 +128,9 @@ def _words(command: Sequence[str]) -> list[str]:
         InputError: There is no such program.
     """
     name = command[0]
-    beside = str(Path(sys.executable).parent)
     if name in {"python", "python3"}:
         return [sys.executable, *command[1:]]
-    found = shutil.which(name) or shutil.which(name, path=f"{beside}{os.pathsep}{_STAND_INS}")
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     if found is None:
         raise InputError(f"There is no command {name}.")
     return [name if shutil.which(name) else found, *command[1:]]
