@@ -17,7 +17,7 @@ from suite import BEGIN, END, GUIDE, PAGE, checks_table, rows_of_page
 import ddp_doctor
 from ddp_doctor.findings import REASONS, CheckState, Finding, Report, State, Verdict
 from ddp_doctor.observations import Comparison, Stage
-from ddp_doctor.output.page import page_of
+from ddp_doctor.output.page import curve_of, page_of
 from ddp_doctor.output.terminal import report_text
 
 SCHEMA = json.loads((Path(ddp_doctor.__file__).parent / "report.schema.json").read_text())
@@ -185,9 +185,7 @@ def test_the_page_lists_faults_first_and_escapes_the_examined_code() -> None:
         "Depends on the number of devices",
         "Unclear",
         "Notes",
-        "Who saw what",
         "Compared with one process",
-        "The first module that differs",
         "Accepted",
         "The checks",
         "The examination",
@@ -197,6 +195,19 @@ def test_the_page_lists_faults_first_and_escapes_the_examined_code() -> None:
     assert page.balanced
     assert not page.find("script")
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page.content)
+
+
+def test_the_page_draws_the_differences_from_one_process() -> None:
+    drawing = curve_of(Comparison(True, differences=(0.0, 1e-16, 2e-2, float("nan")), threshold=1e-6))
+    assert drawing
+    assert [point.above for point in drawing.points] == [False, False, True, True]
+    heights = [point.y for point in drawing.points]
+    assert heights[0] >= heights[1] > drawing.threshold.y > heights[2] > heights[3]
+    assert "step 2: 2.0e-02, step 3: not finite" in drawing.title
+    assert len(Page(page_of(example())).find("svg")) == 1
+    page = Page(page_of(replace(example(), batches=[], comparison=None)))
+    assert page.balanced
+    assert not page.find("svg")
 
 
 def test_the_page_is_self_contained_and_escaped() -> None:

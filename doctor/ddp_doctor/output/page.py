@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import isfinite, log10
+
 from jinja2 import Environment, PackageLoader
 
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import Report, State, Verdict
-from ddp_doctor.output.drawings import curve_drawing, module_tree, samples_drawing
-from ddp_doctor.output.fix_diff import excerpt, is_diff
+from ddp_doctor.observations import Comparison
 from ddp_doctor.output.links import page_address
 from ddp_doctor.output.terminal import (
     LIMITS,
@@ -31,6 +33,44 @@ _TITLES = {
 }
 # Keeps a number and its unit on one line.
 _SPACE = "\u00a0"
+# The drawing is as wide as a telephone, so that its text is legible there: its left, right, upper and lower end.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 330, 12, 150
+# Exponents of its axis: below is rounding of 64 bits, above nothing is right.
+_LEAST, _MOST = -17, 1
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A value of the drawing at its place.
+
+    Attributes:
+        x: Its distance from the left.
+        y: Its distance from the top.
+        text: The value.
+        above: Whether it is above the threshold.
+    """
+
+    x: float
+    y: float
+    text: str
+    above: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The difference of each step from one process, on a logarithmic axis.
+
+    Attributes:
+        title: The values, for readers who do not see it.
+        points: The steps.
+        ticks: The axis.
+        threshold: Above it, a difference is not rounding.
+    """
+
+    title: str
+    points: list[Mark]
+    ticks: list[Mark]
+    threshold: Mark
 
 
 def page_of(report: Report) -> str:
@@ -48,12 +88,7 @@ def page_of(report: Report) -> str:
     states = {state.value.capitalize(): by_reason(report.ended(state)) for state in (*NOT_MADE, State.MADE)}
     return environment.get_template("report.html.jinja").render(
         report=report,
-        samples=samples_drawing(report),
-        curve=curve_drawing(report.comparison),
-        method=report.comparison.method if report.comparison else "",
-        tree=module_tree(report.comparison),
-        excerpt=excerpt,
-        is_diff=is_diff,
+        curve=curve_of(report.comparison),
         headline=(big, words, report.exit_code != 0),
         # The large words say the rest.
         sentence=headline(report) if headline(report) != f"{verdict(report)}." else "",
@@ -77,3 +112,28 @@ def _plural(value: int, word: str) -> str:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}{_SPACE}min{_SPACE}{rest:02d}{_SPACE}s" if minutes else f"{seconds:.1f}{_SPACE}s"
+
+
+def curve_of(comparison: Comparison | None) -> Curve | None:
+    """Returns the drawing of the differences; None without any."""
+    if comparison is None or not comparison.differences:
+        return None
+    gap = (_RIGHT - _LEFT) / len(comparison.differences)
+    points = [
+        Mark(_LEFT + gap * (step + 0.5), _height(value), _number(value), not value <= comparison.threshold)
+        for step, value in enumerate(comparison.differences)
+    ]
+    ticks = [Mark(0, _height(10.0**power), f"1e{power}") for power in range(_LEAST + 1, _MOST + 1, 4)]
+    told = ", ".join(f"step {step}: {point.text}" for step, point in enumerate(points))
+    limit = Mark(0, _height(comparison.threshold), f"rounding ends here: {comparison.threshold:.0e}")
+    return Curve(f"Difference of the gradients from one process. {told}.", points, ticks, limit)
+
+
+def _height(value: float) -> float:
+    power = _MOST if not isfinite(value) else log10(value) if value > 0 else _LEAST
+    share = (min(max(power, _LEAST), _MOST) - _LEAST) / (_MOST - _LEAST)
+    return round(_BOTTOM - share * (_BOTTOM - _TOP), 1)
+
+
+def _number(value: float) -> str:
+    return f"{value:.1e}" if isfinite(value) else "not finite"
