@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddp_doctor.faults.ld017_schedule_depends_on_ranks import _compare, _scaled_twice
-from ddp_doctor.findings import Finding, depends, fault
+from ddp_doctor.findings import Verdict
 from ddp_doctor.records.run import RankRecord
 
 
@@ -27,20 +27,20 @@ def warm(step: int, total: int) -> float:
     [
         (lambda step: cosine(step, 20), lambda step: cosine(step, 40), None),
         (lambda step: warm(step, 20), lambda step: warm(step, 40), None),
-        (lambda step: cosine(2 * step, 20), lambda step: cosine(step, 40), fault),
+        (lambda step: cosine(2 * step, 20), lambda step: cosine(step, 40), Verdict.FAULT),
         # A warm-up from 0 that counts the steps of one process, and one that is half as long on two ranks.
         (lambda step: 2 * step / 100, lambda step: step / 100, None),
-        (lambda step: 2 * step / 20, lambda step: step / 40, fault),
+        (lambda step: 2 * step / 20, lambda step: step / 40, Verdict.FAULT),
         # A warm-up from the rate of one process to that of all.
-        (lambda step: 1 + step / 3, lambda _: 1.0, depends),
+        (lambda step: 1 + step / 3, lambda _: 1.0, Verdict.DEPENDS),
     ],
 )
 def test_only_the_rate_of_a_later_sample_is_a_fault(
-    ours: Callable[[int], float], alone: Callable[[int], float], said: Callable[..., Finding] | None
+    ours: Callable[[int], float], alone: Callable[[int], float], said: Verdict | None
 ) -> None:
     steps, found = _compare([ours(step) for step in range(3)], [alone(step) for step in range(14)], 2)
     assert steps == 2
-    assert (found[1] if found else None) is said
+    assert (found.verdict if found else None) is said
 
 
 def test_a_short_epoch_compares_nothing() -> None:
