@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,53 +16,24 @@ from ddp_doctor.emulation.torch_internals import replace_lazy_init
 
 _MEMORY = 80 * 1024**3
 _PROPERTIES = SimpleNamespace(
-    name="Emulated GPU",
-    total_memory=_MEMORY,
-    major=8,
-    minor=0,
-    multi_processor_count=108,
-    warp_size=32,
-    L2_cache_size=40 * 1024**2,
-    max_threads_per_multi_processor=2048,
-    shared_memory_per_block=48 * 1024,
-    shared_memory_per_block_optin=163 * 1024,
-    regs_per_multiprocessor=65536,
-    is_integrated=0,
-    is_multi_gpu_board=0,
-    gcnArchName="",
-    uuid="",
+    **{"name": "Emulated GPU", "uuid": "", "gcnArchName": "", "major": 8, "minor": 0, "total_memory": _MEMORY},
+    **{"multi_processor_count": 108, "max_threads_per_multi_processor": 2048, "regs_per_multiprocessor": 65536},
+    **{"shared_memory_per_block": 48 * 1024, "shared_memory_per_block_optin": 163 * 1024, "warp_size": 32},
+    **{"L2_cache_size": 40 * 1024**2, "is_integrated": 0, "is_multi_gpu_board": 0},
 )
-_NUMBERS = (
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-    "memory_cached",
-    "max_memory_cached",
-    "utilization",
-    "temperature",
-    "power_draw",
-    "clock_rate",
-    "memory_usage",
+# Functions that return 0, and those that do nothing.
+_NUMBER = re.compile(
+    r"(max_)?memory_(allocated|reserved|cached)|utilization|temperature|power_draw|clock_rate|memory_usage"
 )
-_NOTHING = (
-    "init",
-    "synchronize",
-    "empty_cache",
-    "ipc_collect",
-    "reset_peak_memory_stats",
-    "reset_max_memory_allocated",
-    "reset_max_memory_cached",
-    "reset_accumulated_memory_stats",
-    "set_per_process_memory_fraction",
-    "set_stream",
-    "set_sync_debug_mode",
+_NOTHING = re.compile(
+    r"init|synchronize|empty_cache|ipc_collect|reset_.*|set_(stream|per_process_memory_fraction|sync_debug_mode)"
 )
 
 
 def install_cuda() -> None:
     """Replaces the functions that describe and control GPUs."""
     cuda: Any = torch.cuda
+    accelerator: Any = torch.accelerator
     replace_lazy_init(lambda: None)
     stream = Stream()
     values = {
@@ -69,6 +41,7 @@ def install_cuda() -> None:
         "is_initialized": True,
         "is_bf16_supported": True,
         "is_tf32_supported": True,
+        "is_current_stream_capturing": False,
         "can_device_access_peer": True,
         "get_device_name": _PROPERTIES.name,
         "get_device_capability": (_PROPERTIES.major, _PROPERTIES.minor),
@@ -81,37 +54,28 @@ def install_cuda() -> None:
         "current_stream": stream,
         "default_stream": stream,
         "get_sync_debug_mode": 0,
-        **dict.fromkeys(_NUMBERS, 0),
-        **dict.fromkeys(_NOTHING),
     }
     for name, value in values.items():
         _put(cuda, name, lambda *args, _value=value, **kwargs: _value)
     for name, function in _FUNCTIONS.items():
         _put(cuda, name, function)
-    for name, kind in (("Event", Event), ("Stream", Stream), ("ExternalStream", Stream), ("stream", StreamContext)):
-        setattr(cuda, name, kind)
+    for module in (cuda, accelerator):
+        for name in dir(module):
+            if _NUMBER.fullmatch(name) or _NOTHING.fullmatch(name):
+                number = 0 if _NUMBER.fullmatch(name) else None
+                _put(module, name, lambda *args, _number=number, **kwargs: _number)
+    cuda.Event, cuda.Stream, cuda.ExternalStream, cuda.stream = Event, Stream, Stream, StreamContext
     cuda.StreamContext, cuda.device, cuda.device_of = StreamContext, DeviceContext, DeviceContext
     cuda.CUDAGraph = cuda.graph = CudaGraph
+    _put(cuda.graphs, "is_current_stream_capturing", lambda: False)
     for module in (cuda.graphs, cuda):
-        _put(module, "is_current_stream_capturing", lambda: False)
         # A replay is a call.
         _put(module, "make_graphed_callables", lambda callables, *args, **kwargs: callables)
     _put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     torch.Stream, torch.Event = Stream, Event  # type: ignore[assignment, misc]
-    _install_accelerator(stream)
-
-
-def _install_accelerator(stream: Stream) -> None:
-    accelerator: Any = torch.accelerator
-    _put(accelerator, "is_available", lambda: True)
     _put(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-    for name in ("current_stream", "default_stream"):
-        _put(accelerator, name, lambda *args, **kwargs: stream)
-    for name in ("synchronize", "set_stream", "empty_cache", "reset_peak_memory_stats"):
-        _put(accelerator, name, lambda *args, **kwargs: None)
-    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-        _put(accelerator, name, lambda *args, **kwargs: 0)
-    _put(accelerator, "device_count", _FUNCTIONS["device_count"])
+    for name in ("is_available", "current_stream", "device_count"):
+        _put(accelerator, name, getattr(cuda, name))
     for name in ("set_device_index", "set_device_idx"):
         _put(accelerator, name, _set_device)
     for name in ("current_device_index", "current_device_idx"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,6 @@ from ddp_doctor.emulation.devices import in_memory, replaced
 from ddp_doctor.emulation.torch_internals import LIBRARY, skip_check_of_synchronized_norm
 from ddp_doctor.probes.wrap import wrap_everywhere
 
-_AVERAGED = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
-
 
 def install_process_groups() -> None:
     """Replaces the functions that make groups, and those that gloo supports only in part."""
@@ -25,14 +22,10 @@ def install_process_groups() -> None:
             wrap_everywhere(name, original, _make)
     wrap_everywhere("get_backend", dist.get_backend, _backend)
     wrap_everywhere("is_nccl_available", dist.is_nccl_available, lambda original: True)
-    wrap_everywhere("barrier", dist.barrier, _barrier)
     wrap_everywhere("all_gather_into_tensor", dist.all_gather_into_tensor, _gather)
     wrap_everywhere("all_to_all", dist.all_to_all, _all_to_all)
-    for name in _AVERAGED:
-        wrap_everywhere(name, getattr(dist, name), functools.partial(_average, name))
     from torch.distributed import device_mesh
 
-    wrap_everywhere("init_device_mesh", device_mesh.init_device_mesh, _mesh)
     replaced(device_mesh.DeviceMesh, "__init__", _make_mesh)
     replaced(nn.parallel.DistributedDataParallel, "__init__", _ddp)
     replaced(nn.DataParallel, "__init__", _data_parallel)
@@ -70,10 +63,6 @@ def _backend(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return "nccl" if "nccl" in named else found
 
 
-def _barrier(original: Callable[..., Any], *args: Any, device_ids: Any = None, **kwargs: Any) -> Any:
-    return original(*args, **kwargs)
-
-
 def _gather(original: Callable[..., Any], output: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     return original(output.view(-1), tensor.contiguous().view(-1), *args, **kwargs)
 
@@ -90,47 +79,6 @@ def _all_to_all(
         if work is not None:
             work.wait()
     return None
-
-
-def _average(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    position = {"all_reduce": 1}.get(name, 2)
-    op = args[position] if len(args) > position else kwargs.get("op")
-    if op is None or op != dist.ReduceOp.AVG:
-        return original(*args, **kwargs)
-    if len(args) > position:
-        args = (*args[:position], dist.ReduceOp.SUM, *args[position + 1 :])
-    else:
-        kwargs["op"] = dist.ReduceOp.SUM
-    asynchronous = bool(kwargs.pop("async_op", False))
-    result = original(*args, **kwargs)
-    output: Any = args[0] if args else kwargs.get("tensor", kwargs.get("output"))
-    output.div_(dist.get_world_size(kwargs.get("group")), rounding_mode=None if output.is_floating_point() else "trunc")
-    return _Done(output) if asynchronous else result
-
-
-class _Done:
-    """The handle of a collective that is over."""
-
-    def __init__(self, output: Any) -> None:
-        self._output = output
-
-    def wait(self, *args: Any) -> bool:
-        """Returns at once."""
-        return True
-
-    def is_completed(self) -> bool:
-        """Returns that it is over."""
-        return True
-
-    def get_future(self) -> Any:
-        """Returns the result as a future."""
-        future: Any = torch.futures.Future()
-        future.set_result([self._output])
-        return future
-
-
-def _mesh(original: Callable[..., Any], device_type: str, *args: Any, **kwargs: Any) -> Any:
-    return original(str(in_memory(device_type)), *args, **kwargs)
 
 
 def _make_mesh(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,9 +119,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Sums the gradients."""
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+        return _sum(gradients[0], ctx.group), None
 
 
 def _normalize(self: Any, x: torch.Tensor) -> torch.Tensor:
