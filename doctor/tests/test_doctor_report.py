@@ -200,10 +200,10 @@ def test_the_page_lists_faults_first_and_escapes_the_examined_code() -> None:
 def test_the_page_draws_the_differences_from_one_process() -> None:
     drawing = curve_of(Comparison(True, differences=(0.0, 1e-16, 2e-2, float("nan")), threshold=1e-6))
     assert drawing
-    assert [point.above for point in drawing.points] == [False, False, True, True]
-    heights = [point.y for point in drawing.points]
-    assert heights[0] >= heights[1] > drawing.threshold.y > heights[2] > heights[3]
-    assert "step 2: 2.0e-02, step 3: not finite" in drawing.title
+    assert [point["above"] for point in drawing["points"]] == [False, False, True, True]
+    heights = [point["y"] for point in drawing["points"]]
+    assert heights[0] >= heights[1] > drawing["threshold"] > heights[2] > heights[3]
+    assert "step 2: 2.0e-02, step 3: not finite" in drawing["title"]
     assert len(Page(page_of(example())).find("svg")) == 1
     page = Page(page_of(replace(example(), batches=[], comparison=None)))
     assert page.balanced

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isfinite, log10
+from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
@@ -37,40 +37,6 @@ _SPACE = "\u00a0"
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 330, 12, 150
 # Exponents of its axis: below is rounding of 64 bits, above nothing is right.
 _LEAST, _MOST = -17, 1
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A value of the drawing at its place.
-
-    Attributes:
-        x: Its distance from the left.
-        y: Its distance from the top.
-        text: The value.
-        above: Whether it is above the threshold.
-    """
-
-    x: float
-    y: float
-    text: str
-    above: bool = False
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The difference of each step from one process, on a logarithmic axis.
-
-    Attributes:
-        title: The values, for readers who do not see it.
-        points: The steps.
-        ticks: The axis.
-        threshold: Above it, a difference is not rounding.
-    """
-
-    title: str
-    points: list[Mark]
-    ticks: list[Mark]
-    threshold: Mark
 
 
 def page_of(report: Report) -> str:
@@ -114,26 +80,30 @@ def _duration(seconds: float) -> str:
     return f"{minutes}{_SPACE}min{_SPACE}{rest:02d}{_SPACE}s" if minutes else f"{seconds:.1f}{_SPACE}s"
 
 
-def curve_of(comparison: Comparison | None) -> Curve | None:
-    """Returns the drawing of the differences; None without any."""
+def curve_of(comparison: Comparison | None) -> dict[str, Any] | None:
+    """Returns the drawing of the difference of each step, on a logarithmic axis; None without any."""
     if comparison is None or not comparison.differences:
         return None
     gap = (_RIGHT - _LEFT) / len(comparison.differences)
     points = [
-        Mark(_LEFT + gap * (step + 0.5), _height(value), _number(value), not value <= comparison.threshold)
+        {
+            "x": round(_LEFT + gap * (step + 0.5), 1),
+            "y": _height(value),
+            "text": f"{value:.1e}" if isfinite(value) else "not finite",
+            "above": not value <= comparison.threshold,
+        }
         for step, value in enumerate(comparison.differences)
     ]
-    ticks = [Mark(0, _height(10.0**power), f"1e{power}") for power in range(_LEAST + 1, _MOST + 1, 4)]
-    told = ", ".join(f"step {step}: {point.text}" for step, point in enumerate(points))
-    limit = Mark(0, _height(comparison.threshold), f"rounding ends here: {comparison.threshold:.0e}")
-    return Curve(f"Difference of the gradients from one process. {told}.", points, ticks, limit)
+    return {
+        # The values, for readers who do not see it.
+        "title": ", ".join(f"step {step}: {point['text']}" for step, point in enumerate(points)),
+        "points": points,
+        "ticks": {f"1e{power}": _height(10.0**power) for power in range(_LEAST + 1, _MOST + 1, 4)},
+        "threshold": _height(comparison.threshold),
+    }
 
 
 def _height(value: float) -> float:
     power = _MOST if not isfinite(value) else log10(value) if value > 0 else _LEAST
     share = (min(max(power, _LEAST), _MOST) - _LEAST) / (_MOST - _LEAST)
     return round(_BOTTOM - share * (_BOTTOM - _TOP), 1)
-
-
-def _number(value: float) -> str:
-    return f"{value:.1e}" if isfinite(value) else "not finite"
