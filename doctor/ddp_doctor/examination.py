@@ -19,7 +19,6 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.first_batches import first_batches
 from ddp_doctor.evidence.first_runs import FirstRuns
 from ddp_doctor.evidence.requirements import several_ranks, unmet
-from ddp_doctor.evidence.restarts import start_again
 from ddp_doctor.faults import choose_checks
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
@@ -36,7 +35,7 @@ _ORDER = list(Verdict)
 _FIRST, _LAST = ("one process", "several ranks"), ("checks",)
 # Those that compare numbers, of a program and of a module.
 _NUMERIC = {
-    False: ("restart", "one process in 64 bits"),
+    False: ("one process in 64 bits",),
     True: ("one process in 64 bits", "evaluation", "resume"),
 }
 # The checks of the gradients of one process, and those of what else makes ranks train other weights.
@@ -135,7 +134,7 @@ class _Examination:
 
     def run(self) -> None:
         """Runs the stages as far as the code allows, with emulated GPUs if it needs some."""
-        self._begin(_FIRST[0], self.evidence)
+        self._begin(_first_stages(self.evidence)[0], self.evidence)
         self.evidence.runner.preload()
         first = FirstRuns(self.evidence, self._begin)
         worked = first.run()
@@ -145,8 +144,6 @@ class _Examination:
                 self.error = defect_of_the_doctor(self.evidence) + self.error
             return
         if self.evidence.worked("ranks") and self.numeric:
-            if not self.evidence.is_module:
-                self._stage("restart", lambda: start_again(self.evidence))
             self._stage("one process in 64 bits", lambda: compare_training(self.evidence))
             if self.evidence.is_module:
                 self._stage("evaluation", self._evaluation)
@@ -172,9 +169,7 @@ class _Examination:
         """Tells that a stage begins. Whether there are those of a module is known after the first run."""
         if self.on_stage:
             module = not evidence.spec.target.command and (evidence.single is None or evidence.is_module)
-            # A command is first run on several ranks, as its user does.
-            first = _FIRST[::-1] if evidence.spec.target.command else _FIRST
-            names = [*first, *(_NUMERIC[module] if self.numeric else ()), *_LAST]
+            names = [*_first_stages(evidence), *(_NUMERIC[module] if self.numeric else ()), *_LAST]
             self.on_stage(f"{name}, emulated GPUs" if evidence.spec.gpus else name, names.index(name) + 1, len(names))
 
     def _evaluation(self) -> str:
@@ -243,3 +238,8 @@ class _Examination:
             files=protection.files(self.evidence.runs.values()),
             emulated_gpus=self.evidence.spec.gpus,
         )
+
+
+def _first_stages(evidence: Evidence) -> tuple[str, ...]:
+    """Returns the first two stages: a command is first run on several ranks, as its user does."""
+    return _FIRST[::-1] if evidence.spec.target.command else _FIRST
