@@ -26,10 +26,15 @@ from ddp_doctor.evidence.gradients import skipping_rank
 from ddp_doctor.evidence.rank_comparison import passes_of_rank_0
 from ddp_doctor.evidence.reported_numbers import numbers_of
 from ddp_doctor.evidence.reports import wrong_metrics
-from ddp_doctor.evidence.restarts import RUN, Lost, _resumed_from, not_restored, taken_from_rank_0
-from ddp_doctor.evidence.sources import loads_state, loads_without_schedule
 from ddp_doctor.faults.ld013_mean_over_unequal_counts import _excess, _means
 from ddp_doctor.faults.ld024_metric_averaged_incorrectly import _only_logged
+from ddp_doctor.faults.ld025_resume_loses_state import (
+    _loads_state,
+    _loads_without_schedule,
+    _not_restored,
+    _resumed_from,
+    _taken_from_rank_0,
+)
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
 from ddp_doctor.probes.operands import operands_of_file, values_of
@@ -185,8 +190,8 @@ def test_an_average_of_the_weights_is_told_from_the_weights(tmp_path: Path) -> N
     assert str(id(net)) not in {copy["id"] for copy in found["copies"]}
 
 
-def _restarted(**changes: Any) -> Evidence:
-    """Returns the evidence of a program that resumes with an average and a schedule, with changes of what it has."""
+def _restarted(**changes: Any) -> tuple[list[RankRecord], list[RankRecord]]:
+    """Returns the records of a program that resumes with an average and a schedule, with changes of what it has."""
     saved = {
         "kind": "saved",
         "step": 3,
@@ -212,9 +217,7 @@ def _restarted(**changes: Any) -> Evidence:
         rate = changes.get("lr", steps[3]["lr"])
         ended = {"kind": "end", "step": 2, "reached_end": True}
         ranks.append(RankRecord(number, [*events, {**steps[0], "lr": rate}, ended]))
-    spec = Spec(Target("a:b"), world_size=2)
-    run = Run(spec, Path(), [RankRecord(number, first) for number in range(2)])
-    return Evidence(spec, Runner.__new__(Runner), {"ranks": run, RUN: Run(spec, Path(), ranks)}, deterministic=True)
+    return [RankRecord(number, first) for number in range(2)], ranks
 
 
 @pytest.mark.parametrize(
@@ -228,9 +231,9 @@ def _restarted(**changes: Any) -> Evidence:
     ],
 )
 def test_what_a_program_does_not_restore_is_named(changes: dict[str, Any], said: str) -> None:
-    lost = not_restored(_restarted(**changes))
+    lost = _not_restored(*_restarted(**changes))
     assert bool(lost) is bool(said)
-    assert said in (lost if isinstance(lost, str) else lost.message if lost else "")
+    assert said in (lost.message if lost else "")
 
 
 @pytest.mark.parametrize(
@@ -250,13 +253,13 @@ def test_a_checkpoint_is_known_by_half_of_the_weights_that_change(begun: list[st
 
 @pytest.mark.parametrize(("again", "said"), [(0, "trains epoch 0 again"), (1, "")])
 def test_an_epoch_that_was_finished_is_not_trained_again(again: int, said: str) -> None:
-    evidence = _restarted()
-    for record in evidence.trained:
+    firsts, ranks = _restarted()
+    for record in firsts:
         record.events += [{"kind": "set_epoch", "number": number, "step": 3 * number} for number in range(2)]
-    for record in evidence.runs[RUN].ranks:
+    for record in ranks:
         record.events.append({"kind": "set_epoch", "number": again, "step": 0})
-    lost = not_restored(evidence)
-    assert said in lost.message if isinstance(lost, Lost) else not said
+    lost = _not_restored(firsts, ranks)
+    assert said in lost.message if lost else not said
 
 
 @pytest.mark.parametrize(
@@ -478,7 +481,7 @@ def test_code_that_restarts_a_schedule_is_told_from_code_that_restores_it(
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(source)
-    assert loads_without_schedule([str(path), str(tmp_path / "missing.py")]) is restarts
+    assert _loads_without_schedule([str(path), str(tmp_path / "missing.py")]) is restarts
 
 
 @pytest.mark.parametrize(
@@ -493,9 +496,9 @@ def test_code_that_restarts_a_schedule_is_told_from_code_that_restores_it(
 def test_code_that_restores_nothing_is_known(tmp_path: Path, source: str, loads: bool) -> None:
     path = tmp_path / "train.py"
     path.write_text(source)
-    assert loads_state([str(path)]) is loads
+    assert _loads_state([str(path)]) is loads
     # What cannot be read may restore something.
-    assert loads_state([str(tmp_path / "missing.py")])
+    assert _loads_state([str(tmp_path / "missing.py")])
 
 
 def _call(inputs: str, generator: str, length: str) -> dict[str, Any]:
@@ -520,8 +523,8 @@ def _call(inputs: str, generator: str, length: str) -> dict[str, Any]:
 def test_what_all_ranks_take_from_rank_0_when_they_resume(resumed: Any, expected: bool | None) -> None:
     firsts = [RankRecord(rank, [_call(f"x{rank}", f"g{rank}", f"{rank}"), {"kind": "end"}]) for rank in range(2)]
     again = [RankRecord(rank, [call, {"kind": "end"}]) for rank, call in enumerate(resumed)]
-    lost = taken_from_rank_0(firsts, again, {"step": 0, "place": "a.py:3 in main"})
-    assert (lost and lost.is_fault) is expected
+    message, is_fault = _taken_from_rank_0(firsts, again, 0)
+    assert (is_fault if message else None) is expected
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.restarts import averages, checkpoints, not_restored
-from ddp_doctor.evidence.sources import loads_state, loads_without_schedule
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, fault, listed, not_reached, note
-from ddp_doctor.records.run import RankRecord
+from ddp_doctor.probes.options import FOLDER, NOTHING, OPTIONS
+from ddp_doctor.records.run import RankRecord, Run
 
-_POSITIONS = {"epoch", "epochs", "step", "steps", "iteration", "iter", "it", "iter_num", "global_step", "start_epoch"}
-# Their next rate depends on the last one, which the optimizer's state contains.
-_FROM_LAST_RATE = {"ExponentialLR", "MultiplicativeLR", "ConstantLR"}
-_RUNS = ("whole", "save", "resume")
+Event = dict[str, Any]
 
 CODE = "LD025"
 TITLE = "A resumed run loses state"
@@ -40,6 +41,15 @@ before rank 0 saves it, or saved in one file per rank.
 """
 THREADS = ("PolymathicAI/the_well#77", "atomistic-machine-learning/schnetpack#785")
 STRUCTURAL = False
+_RUNS = ("whole", "save", "resume")
+_POSITIONS = {"epoch", "epochs", "step", "steps", "iteration", "iter", "it", "iter_num", "global_step", "start_epoch"}
+# Their next rate depends on the last one, which the optimizer's state contains.
+_FROM_LAST_RATE = {"ExponentialLR", "MultiplicativeLR", "ConstantLR"}
+_LOADS = {"load_state_dict", "load_state", "load_checkpoint", "load_from_checkpoint", "restore"}
+# Names of what is no schedule.
+_KNOWN = re.compile(
+    r"opt|model|net|module|ddp|ema|average|scaler|teacher|student|(?:en|de)coder|backbone|head|critic|gen"
+)
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -74,28 +84,30 @@ def check(evidence: Evidence) -> list[Finding]:
 
 def _of_program(evidence: Evidence) -> list[Finding]:
     """Compares what a program saves with the state that changes, and with what it has restored after a restart."""
-    found = next((found for record in evidence.trained if (found := _not_saved(record))), [])
-    if any(finding.verdict is Verdict.FAULT for finding in found):
-        return found
+    found = next((found for record in evidence.trained if (found := _not_saved(record))), None)
+    if found and found.verdict is Verdict.FAULT:
+        return [found]
     if not any(rank.of_kind("save", "saved") for rank in evidence.ranks):
         return [not_reached("The program saves no checkpoint.")] if evidence.trained else []
-    lost = not_restored(evidence)
-    if isinstance(lost, str):
-        return found or [cannot_tell(f"The checkpoint lacks no known state, but no resumed run was examined: {lost}")]
-    if lost is None:
-        return []
-    return [(fault if lost.is_fault else note)(lost.message, lost.step, place=lost.place)]
+    run, why = _start_again(evidence)
+    if run is None:
+        reason = f"The checkpoint lacks no known state, but no resumed run was examined: {why}"
+        return [found or cannot_tell(reason)]
+    lost = _not_restored(evidence.trained, run.ranks)
+    if lost and lost.verdict is Verdict.CANNOT_TELL:
+        return [found or lost]
+    return [lost] if lost else []
 
 
-def _not_saved(record: RankRecord) -> list[Finding]:
-    events = record.of_kind("saved")
-    tensors = {digest for event in events for digest in event["tensors"]}
-    keys = {key for event in events for key in event["keys"]}
-    full = checkpoints(record)
+def _not_saved(record: RankRecord) -> Finding | None:
+    """Returns a finding of state that changes, and that is in no file."""
+    full = _checkpoints(record)
     if not full:
-        return []
-    event = full[-1]
-    for copy in averages(record, event):
+        return None
+    event, events = full[-1], record.of_kind("saved")
+    where = event["step"], "", "", event["place"]
+    tensors = {digest for one in events for digest in one["tensors"]}
+    for copy in _averages(record, event):
         missing = [digest for digest in copy["digests"] if digest not in tensors]
         if 2 * len(missing) > len(copy["digests"]):
             message = (
@@ -103,27 +115,38 @@ def _not_saved(record: RankRecord) -> list[Finding]:
                 "the weights, but the checkpoint with the weights and the optimizer does not contain it."
             )
             amount = f"{len(missing)} of {len(copy['digests'])} tensors are not saved"
-            return [fault(message, event["step"], "", amount, event["place"])]
+            return fault(message, event["step"], "", amount, event["place"])
     # A checkpoint may consist of several files.
     saved = sum({one["file"]: one["optimizers"] for one in events}.values())
     if saved < event["stateful"]:
-        message = f"The checkpoint contains the state of {saved} of {event['stateful']} optimizers."
-        return [fault(message, event["step"], place=event["place"])]
+        return fault(f"The checkpoint contains the state of {saved} of {event['stateful']} optimizers.", *where)
+    keys = {key for one in events for key in one["keys"]}
     moves = len({tuple(step["lr"]) for step in record.of_kind("step")}) > 1
-    if event["schedulers"] and moves and "last_epoch" not in keys:
-        name = event["schedulers"][0]
-        message = f"The checkpoint with the weights and the optimizer does not contain the state of the {name}"
-        if keys & _POSITIONS:
-            if name not in _FROM_LAST_RATE and loads_without_schedule(_files(record)):
-                message += ", and the code that loads it starts the schedule from its first step."
-                return [fault(message, event["step"], place=event["place"])]
-            message += ", but a position from which it can be computed."
-            return [note(message, event["step"], place=event["place"])]
-        message += ", nor an epoch or a step."
-        if not loads_state(_files(record)):
-            return [note(f"{message} Nothing loads it yet.", event["step"], place=event["place"])]
-        return [fault(message, event["step"], place=event["place"])]
-    return []
+    if not event["schedulers"] or not moves or "last_epoch" in keys:
+        return None
+    name = event["schedulers"][0]
+    message = f"The checkpoint with the weights and the optimizer does not contain the state of the {name}"
+    if keys & _POSITIONS:
+        if name not in _FROM_LAST_RATE and _loads_without_schedule(_files(record)):
+            return fault(f"{message}, and the code that loads it starts the schedule from its first step.", *where)
+        return note(f"{message}, but a position from which it can be computed.", *where)
+    message += ", nor an epoch or a step."
+    return fault(message, *where) if _loads_state(_files(record)) else note(f"{message} Nothing loads it yet.", *where)
+
+
+def _checkpoints(record: RankRecord) -> list[Event]:
+    """Returns the events that saved the weights and an optimizer: weights alone are no checkpoint to resume from."""
+    events = record.of_kind("saved")
+    tensors = {digest for event in events for digest in event["tensors"]}
+    return [event for event in events if event["optimizers"] and set(event["weights"]) <= tensors]
+
+
+def _averages(record: RankRecord, event: Event) -> Iterator[Event]:
+    """Yields what has tensors of the weights' shapes and changes in each step, when a checkpoint was saved."""
+    for copy in event["copies"]:
+        changes = [survey["digests"].get(copy["id"]) for survey in record.of_kind("copies")][1:]
+        if len(set(changes)) > 1 and len(set(changes)) == len(changes) and None not in changes:
+            yield copy
 
 
 def _files(record: RankRecord) -> set[str]:
@@ -133,6 +156,197 @@ def _files(record: RankRecord) -> set[str]:
     return {place.partition(" in ")[0].rpartition(":")[0] for place in places}
 
 
+def _loads_without_schedule(files: Iterable[str]) -> bool:
+    """Returns whether code restores an optimizer, and neither restores a schedule nor brings it to its position.
+
+    A schedule is brought to its position by `last_epoch`, by a step with a number, or by a loop that only steps it.
+    Files that cannot be read are skipped.
+    """
+    nodes = list(_nodes(files))
+    restored = [_owner(node) for node in nodes if _method(node) == "load_state_dict"]
+    # What has another name may be a schedule.
+    others = [name for name in restored if "sched" in name or not _KNOWN.search(name)]
+    return not others and any("opt" in name for name in restored) and not any(map(_positions, nodes))
+
+
+def _loads_state(files: Iterable[str]) -> bool:
+    """Returns whether code restores the state of anything; files that cannot be read may do so."""
+    nodes = list(_nodes(files))
+    return not nodes or any(_method(node) in _LOADS for node in nodes)
+
+
+def _nodes(files: Iterable[str]) -> Iterator[ast.AST]:
+    for path in files:
+        with suppress(OSError, SyntaxError, ValueError):
+            yield from ast.walk(ast.parse(Path(path).read_text()))
+
+
+def _positions(node: ast.AST) -> bool:
+    if isinstance(node, ast.keyword):
+        return node.arg == "last_epoch"
+    if isinstance(node, ast.Attribute):
+        return node.attr == "last_epoch"
+    if isinstance(node, ast.For | ast.While):
+        return all(isinstance(part, ast.Expr) and _method(part.value) == "step" for part in node.body)
+    return isinstance(node, ast.Call) and _method(node) == "step" and bool(node.args) and "sched" in _owner(node)
+
+
+def _method(node: ast.AST) -> str:
+    """Returns the name of the method that is called, or nothing."""
+    return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+
+
+def _owner(node: ast.AST) -> str:
+    """Returns the text of the object whose method is called, such as `self.optimizer`."""
+    found = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
+    return ast.unparse(found).lower()
+
+
+def _start_again(evidence: Evidence) -> tuple[Run | None, str]:
+    """Ends a program after its first checkpoint, and starts it again; returns this run, or why there is none."""
+    if evidence.deterministic is False:
+        return None, "two runs of the same code give different weights."
+    if not any(map(_checkpoints, evidence.trained)):
+        return None, "no file has the weights and an optimizer."
+    interrupted = evidence.run("interrupted", interventions={"until_saved": True})
+    if not interrupted.worked:
+        return None, f"a run that ends after its checkpoint fails ({interrupted.short_reason})."
+    run = evidence.run("started again", interventions={"started_again": True, "resume_by": _option(interrupted)})
+    if not run.worked:
+        return None, f"started again after its checkpoint, the program fails ({run.short_reason})."
+    return run, ""
+
+
+def _option(run: Run) -> list[str]:
+    """Returns the option with which a program resumes, and the checkpoint that it takes; nothing if none is known."""
+    path = run.folder / OPTIONS
+    files = [event["file"] for record in run.ranks for event in _checkpoints(record)] if path.exists() else []
+    if not files:
+        return []
+    option, kind = json.loads(path.read_text())
+    return [option] if kind == NOTHING else [option, str(Path(files[-1]).parent) if kind == FOLDER else files[-1]]
+
+
+def _not_restored(firsts: Sequence[RankRecord], ranks: Sequence[RankRecord]) -> Finding | None:
+    """Returns a finding of state that a resumed program lacks, or why that is not known."""
+    begins = [record.of_kind("continued") for record in ranks]
+    reason = "The checkpoint lacks no known state, but no resumed run was examined: started again"
+    if not all(begins):
+        return cannot_tell(f"{reason} after its checkpoint, the program takes no step.")
+    saved = _resumed_from(_checkpoints(firsts[0]), begins[0][0]["weights"])
+    if saved is None:
+        return cannot_tell(f"{reason}, the program does not resume from its checkpoint; it may need an option.")
+    place = next((event["place"] for event in ranks[0].of_kind("load_state_dict")), saved["place"])
+    compared = firsts[0], ranks[0], saved["step"]
+    if message := _lost(firsts[0], ranks, begins, saved) or _other_rate(*compared) or _repeated_epoch(*compared):
+        return fault(message, saved["step"], place=place)
+    message, is_fault = _taken_from_rank_0(firsts, ranks, saved["step"])
+    return (fault if is_fault else note)(message, saved["step"], place=place) if message else None
+
+
+def _resumed_from(events: Sequence[Event], begun: Sequence[str]) -> Event | None:
+    """Returns the last checkpoint with the weights before the first step, or None.
+
+    Of the weights that change between checkpoints, half are enough: a momentum encoder has already moved in the
+    forward pass of this step.
+    """
+    known = [event for event in events if len(event["weights"]) == len(begun)]
+    places = range(len(begun))
+    moving = [place for place in places if len({event["weights"][place] for event in known}) > 1]
+    least = (len(moving) + 1) // 2 if moving else len(begun)
+    found = [
+        event for event in known if sum(event["weights"][place] == begun[place] for place in moving or places) >= least
+    ]
+    return found[-1] if found else None
+
+
+def _lost(first: RankRecord, ranks: Sequence[RankRecord], begins: Sequence[Sequence[Event]], saved: Event) -> str:
+    """Returns which state of an optimizer or an average a checkpoint has, and a resumed run has not."""
+    for record, surveys in zip(ranks, begins, strict=True):
+        for number, state in enumerate(saved["states"]):
+            if state and surveys[0]["states"][number : number + 1] == [""] and not _is_sharded(first, number):
+                where = f"rank {record.rank} does" if begins[0][0]["states"][number] else "the resumed program does"
+                return f"The checkpoint has the state of an optimizer, but {where} not restore it."
+        # What was read from the checkpoint, and does not change, is not the average.
+        changing = [
+            sorted(values) for key, values in surveys[0]["copies"].items() if surveys[-1]["copies"].get(key) != values
+        ]
+        for copy in _averages(first, saved) if len(surveys) > 1 else ():
+            if sorted(copy["digests"]) not in changing:
+                return (
+                    f"A {copy['name']} with tensors of the weights' shapes changes in each step, such as an average of "
+                    "the weights, but a resumed run begins with other values of it."
+                )
+    return ""
+
+
+def _is_sharded(record: RankRecord, optimizer: int) -> bool:
+    """Returns whether each rank has the state of its own part of the weights only."""
+    events = [event for event in record.of_kind("step") if event["optimizer"] == optimizer]
+    return any(event["sharded"] or event["name"].startswith("Zero") for event in events)
+
+
+def _other_rate(first: RankRecord, resumed: RankRecord, step: int) -> str:
+    """Compares the learning rate of the first step after a checkpoint."""
+    expected = next((event for event in first.of_kind("step") if event["step"] == step), None)
+    found = resumed.of_kind("step")[0]
+    if expected is None or expected["optimizer"] != found["optimizer"] or expected["lr"] == found["lr"]:
+        return ""
+    return (
+        f"After {step} steps, a resumed run takes its next step with the learning rate {found['lr'][0]:.3g} instead of "
+        f"{expected['lr'][0]:.3g}."
+    )
+
+
+def _repeated_epoch(first: RankRecord, resumed: RankRecord, step: int) -> str:
+    """Compares the epoch that is trained after a checkpoint, as the sampler is told it."""
+    before = [event["number"] for event in first.of_kind("set_epoch") if event["step"] < step][-1:]
+    after = [event["number"] for event in first.of_kind("set_epoch") if event["step"] == step][:1]
+    again = [event["number"] for event in resumed.of_kind("set_epoch")][:1]
+    if not before or not after or again != before or after == before:
+        return ""
+    return (
+        f"The checkpoint is saved at the end of epoch {before[0]}, but a resumed run trains epoch {again[0]} again, "
+        "with the same order of samples."
+    )
+
+
+def _taken_from_rank_0(firsts: Sequence[RankRecord], resumed: Sequence[RankRecord], step: int) -> tuple[str, bool]:
+    """Returns what the ranks had each for itself, and all of them get from rank 0 in a resumed run; is it a fault?"""
+    before, after = [_first_call(record, step) for record in firsts], [_first_call(record, 0) for record in resumed]
+    first, again = before[0], after[0]
+    for rank, (own, other) in enumerate(zip(before[1:], after[1:], strict=False), 1):
+        if not (first and again and own and other):
+            continue
+        calls = first, again, own, other
+        text = f"At the first step after the checkpoint of step {step}, rank {rank} continues with "
+        # If rank 0 continues with another input, a small one, such as a length, may be equal by chance.
+        if first["inputs"] == again["inputs"] and any(
+            _is_taken(*values) for values in zip(*(call["inputs"] for call in calls), strict=False)
+        ):
+            return (
+                f"{text}an input of rank 0, such as its samples or the state of its network: the checkpoint has the "
+                "position or the state of rank 0 alone, and all ranks load it."
+            ), True
+        for name in first["generators"]:
+            if _is_taken(*(call["generators"][name] for call in calls)):
+                text += f"the state of rank 0's generator of {name}, so that all ranks draw the same random numbers."
+                # Dropout alone leaves the inputs as they are.
+                return text, own["inputs"] != other["inputs"]
+    return "", False
+
+
+def _first_call(record: RankRecord, step: int) -> Event | None:
+    """Returns the first forward pass of a step, with gradients and with all that is compared."""
+    events = (event for event in record.of_kind("forward") if event["step"] == step and event.get("generators"))
+    return next(events, None)
+
+
+def _is_taken(first: str, again: str, own: str, other: str) -> bool:
+    """Returns whether rank 0 continues with its own value, and another rank with that of rank 0."""
+    return first == again == other != own
+
+
 def _different_state(whole: RankRecord, resumed: RankRecord) -> list[str]:
     """Returns the places of weights, optimizers, schedules, and modules in attributes that differ at the end."""
     first, second = (record.of_kind("state")[-1]["values"] for record in (whole, resumed))
@@ -140,15 +354,15 @@ def _different_state(whole: RankRecord, resumed: RankRecord) -> list[str]:
     return [place for place in different if not place.startswith("attribute") or "." in place.rpartition(" ")[2]]
 
 
-def _samples(batch: dict[str, Any]) -> Any:
+def _samples(batch: Event) -> Any:
     return batch["indices"], batch.get("samples")
 
 
-def _draws(batch: dict[str, Any]) -> Any:
+def _draws(batch: Event) -> Any:
     return batch.get("draw_digest"), batch.get("at_step")
 
 
-def _last_epoch(record: RankRecord, value: Callable[[dict[str, Any]], Any]) -> list[Any]:
+def _last_epoch(record: RankRecord, value: Callable[[Event], Any]) -> list[Any]:
     """Returns a value of each batch of the last training epoch."""
     batches = [event for event in record.of_kind("batch") if event["trains"]]
     last = [(event["loader"], event["iteration"]) for event in batches][-1:]
