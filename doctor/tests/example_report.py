@@ -78,5 +78,5 @@ def hostile() -> Report:
         HOSTILE,
         1.0,
         {"torch": HOSTILE},
-        Files("redirected writes", [HOSTILE], HOSTILE, [HOSTILE]),
+        Files("copy", [HOSTILE], HOSTILE, [HOSTILE]),
     )

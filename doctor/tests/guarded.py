@@ -1,4 +1,4 @@
-"""Runs every way of writing in a protected process, without an examination: `python guarded.py OUT FOLDER [--users]`.
+"""Runs every way of writing in a protected process, without an examination: `python guarded.py FOLDER [--kill]`.
 
 It prints one line of JSON per way: whether the program saw its writes, what has changed, and which protection it had.
 """
@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import writing_programs
 from snapshots import snapshot
 
-from ddp_doctor.files import private_view, redirect
+from ddp_doctor.files import folder_copy, private_view
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.view_process import ViewProcess
 from ddp_doctor.records.spec import Spec, Target
@@ -24,13 +25,11 @@ from ddp_doctor.records.spec import Spec, Target
 def run(way: str, work: Path, request: dict, *, forever: bool) -> None:
     """Runs a way of writing as a rank does."""
     os.environ.update(request["environment"])
+    tempfile.tempdir = None
     if request.get("namespaces"):
         private_view.enter(request["namespaces"], str(work))
     else:
-        os.chdir(work)
-        layer = Path(os.environ[redirect.LAYER])
-        redirect.deny_the_rest(layer)
-        redirect.start(layer)
+        folder_copy.enter(Path(request["copy"]), ())
     writing_programs.WAYS[way]()
     while forever:
         for other in random.sample(sorted(writing_programs.WAYS), 5):

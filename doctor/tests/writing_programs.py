@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-# What another program or a library in another language writes.
-FOREIGN = {"a command copies", "a command removes"}
+# What these write outside of the working folder is denied to a copy of it.
+OUTSIDE = {"links", "absolute paths"}
 
 
 def prepare(folder: Path) -> None:

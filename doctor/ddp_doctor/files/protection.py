@@ -5,22 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.files import kernel
-from ddp_doctor.files.redirect import LAYER, path_with_site
+from ddp_doctor.errors import InputError
+from ddp_doctor.files import folder_copy, kernel
 from ddp_doctor.files.temporary import remove
 from ddp_doctor.observations import Files
-from ddp_doctor.records.run import Run
+from ddp_doctor.records.run import COPY, Run
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.remote import offline_environment
 
 _OUTPUT = "doctor-output"
-VIEW, REDIRECTED = "private view", "redirected writes"
+VIEW, COPIED = "private view", "copy"
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Protection:
         keep_output: Whether what the runs write is kept, in a new folder.
 
     Attributes:
-        kind: `private view` or `redirected writes`; empty before the first run.
+        kind: `private view` or `copy`; empty before the first run.
         not_covered: What it does not protect.
     """
 
@@ -43,6 +43,7 @@ class Protection:
     _keep: Path | None = None
     _layers: Path | None = None
     _view: dict[str, Any] = field(default_factory=dict)
+    _copied: dict[Path, int] = field(default_factory=dict)
     _number: int = 0
     _name: str = ""
 
@@ -57,26 +58,29 @@ class Protection:
         Args:
             spec: The run. One that resumes sees what the run before has written; others begin with the user's files.
             make_view: Makes a private view of the folder of the examination with the layers in an empty folder.
+
+        Raises:
+            InputError: The machine permits no protection, or the current folder is too large for a copy.
         """
         if not spec.continues or self._layers is None:
-            self._begin(spec, make_view)
+            self.end()
+            self._name = f"{self._number}-{spec.purpose}-on-{spec.world_size}"
+            self._number += 1
+            if self.kind != COPIED:
+                self._make_view(make_view)
+            if self.kind == COPIED:
+                self._make_copy()
         environment = {**offline_environment(self.folder), "TMPDIR": os.environ.get("TMPDIR", "")}
-        if self._view:
+        if self.kind == VIEW:
             return {"namespaces": self._view["namespaces"], "environment": environment}
-        assert self._layers is not None
-        temporary = self._layers / "temporary"
-        temporary.mkdir(exist_ok=True)
-        places = {LAYER: str(self._layers), "TMPDIR": str(temporary), "PYTHONPATH": path_with_site()}
-        return {"environment": {**environment, **places}}
+        root = self.folder / COPY
+        places = {"TMPDIR": str(root.with_name("temporary")), "PWD": f"{root}{Path.cwd()}"}
+        return {"copy": str(root), "environment": {**environment, **places}}
 
-    def _begin(self, spec: Spec, make_view: Callable[[Path, Path], dict[str, Any]]) -> None:
-        self.end()
-        self._name = f"{self._number}-{spec.purpose}-on-{spec.world_size}"
+    def _make_view(self, make_view: Callable[[Path, Path], dict[str, Any]]) -> None:
+        """Makes a private view, or finds out that there is to be a copy."""
         self._layers = self.folder / f"layers{self._number}"
         self._layers.mkdir()
-        self._number += 1
-        if self.kind == REDIRECTED:
-            return
         view = make_view(self.folder, self._layers)
         reason = view.get("error", "")
         blocked = [place for place in view.get("read_only", ()) if Path(place) in (Path.cwd() / "_").parents]
@@ -88,15 +92,27 @@ class Protection:
             if view["single"]:
                 self.not_covered.append("Files that belong to another user or group can be read, but not written.")
             return
-        self.kind, self._view = REDIRECTED, {}
         remove(self._layers)
-        self._layers.mkdir()
-        self.not_covered = [f"A private view is not possible here: {reason}."]
-        if kernel.landlock_version() >= kernel.LEAST_LANDLOCK:
-            others = "What other programs and libraries in other languages write is denied, except for modes and times."
-        else:
-            others = "What other programs and libraries in other languages write reaches your files."
-        self.not_covered.append(others)
+        if kernel.landlock_version() < kernel.LEAST_LANDLOCK:
+            raise InputError(
+                "The doctor runs nothing here, because it could not keep your files as they are: a private view of "
+                f"them is not possible ({reason}), and the kernel has no Landlock (Linux 5.19). Permit one of them, "
+                "such as the capability SYS_ADMIN in a container."
+            )
+        self.kind = COPIED
+        self.not_covered = [
+            f"A private view is not possible here: {reason}.",
+            "What the code writes outside of the current folder is denied, except for modes and times.",
+        ]
+
+    def _make_copy(self) -> None:
+        root = self.folder / COPY
+        self._layers = root.parent
+        root.with_name("temporary").mkdir(parents=True)
+        skipped = {self.folder, *filter(None, [self._keep])}
+        folder_copy.make(Path.cwd(), root, skipped)
+        if self._keep is not None:
+            self._copied = {path: path.lstat().st_ctime_ns for path in _files(root)}
 
     def end(self) -> None:
         """Keeps or removes what the runs so far have written."""
@@ -114,23 +130,22 @@ class Protection:
         return Files(self.kind, tuple(self.not_covered), kept, tuple(sorted(remote)))
 
     def _copy_layers(self, target: Path) -> None:
-        if self._view:
+        if self.kind == VIEW:
             shown = Path(self._view["layers"])
             sources = [(shown / number / "files", Path(place)) for number, place in self._view["places"].items()]
         else:
-            assert self._layers is not None
-            sources = [(self._layers / "files", Path("/"))]
+            sources = [(self.folder / COPY, Path("/"))]
         for source, place in sources:
-            _copy(source, target / place.relative_to("/"))
+            for path in _files(source):
+                # What the code has not changed is as the doctor has copied it.
+                if self._copied.get(path) != path.lstat().st_ctime_ns:
+                    end = target / place.relative_to("/") / path.relative_to(source)
+                    with suppress(OSError):
+                        end.parent.mkdir(parents=True, exist_ok=True)
+                        shutil.copy2(path, end, follow_symlinks=False)
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copies the files that a layer has, without empty folders."""
-    for place, _, names in os.walk(source):
-        for path in (Path(place, name) for name in names):
-            # The kernel marks what was removed by a device file.
-            if path.is_symlink() or path.is_file():
-                end = target / path.relative_to(source)
-                with suppress(OSError):
-                    end.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(path, end, follow_symlinks=False)
+def _files(folder: Path) -> Iterator[Path]:
+    """Yields the files and links in a folder, without devices: by them, the kernel marks what was removed."""
+    for place, _, names in os.walk(folder):
+        yield from (path for name in names if (path := Path(place, name)).is_symlink() or path.is_file())

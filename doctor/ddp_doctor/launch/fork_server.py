@@ -18,13 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.files import private_view, redirect
+from ddp_doctor.files import folder_copy, private_view
 from ddp_doctor.files.view_process import ViewProcess
 from ddp_doctor.launch import program_forks
 from ddp_doctor.launch.rank import run_rank
 from ddp_doctor.processes import become_subreaper, die_with_parent, kill_children, living_children
 from ddp_doctor.records.spec import FOLDER, read
 
+_SITE = Path(__file__).with_name("site")
 # On a busy machine, the record of a rank takes seconds.
 _SECONDS_TO_RECORD = 20.0
 
@@ -89,9 +90,10 @@ def _child(request: dict[str, Any]) -> int:
     for name in [name for name, value in request["environment"].items() if not value]:
         os.environ.pop(name, None)
     tempfile.tempdir = None
-    command, layer = request["command"], os.environ.get(redirect.LAYER)
-    if command and not layer:
-        os.environ["PYTHONPATH"] = redirect.path_with_site()
+    command = request["command"]
+    if command:
+        # Interpreters that it starts install the probes.
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
     if request.get("namespaces"):
         private_view.enter(request["namespaces"], str(Path.cwd()))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -99,10 +101,8 @@ def _child(request: dict[str, Any]) -> int:
     output = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    if layer:
-        redirect.deny_the_rest(Path(layer))
-        if not command:
-            redirect.start(Path(layer))
+    if request.get("copy"):
+        command = folder_copy.enter(Path(request["copy"]), command)
     if command:
         if read(folder).purpose != "bare":
             os.environ[FOLDER] = str(folder)

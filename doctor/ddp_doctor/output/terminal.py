@@ -34,7 +34,7 @@ _EMULATION = (
     "This cannot show what is specific to a GPU: its memory and speed, the order of its streams, its rounding and its "
     "kernels, NCCL, and compiled code, which was run eagerly."
 )
-_PROTECTIONS = {"private view": "a private view of all files", "redirected writes": "redirecting what Python writes"}
+_PROTECTIONS = {"private view": "a private view of all files", "copy": "a copy of the current folder"}
 # The states of checks that were not made, those first that leave a question open.
 NOT_MADE = (State.CANNOT_TELL, State.NOT_APPLICABLE, State.NOT_REACHED)
 # Bold red, yellow, and cyan, by the mark at the beginning of a line.

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_doctor.files.layer import meant
 from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.wrap import wrap_everywhere
 from ddp_doctor.records.recorder import Recorder, caller, is_called_by_user, user_stack
@@ -59,7 +58,7 @@ class FileProbe:
         others = ("/dev/", "/proc/", "/sys/", str(self.recorder.folder))
         if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[0].startswith(others):
             mode = args[1] if isinstance(args[1], str) else ""
-            path = meant(os.path.abspath(args[0]))  # noqa: PTH100
+            path = os.path.abspath(args[0])  # noqa: PTH100
             if is_cached(path, os.environ) and not is_called_by_user():
                 return
             found = self.recorder.add("open", path=path, mode=mode, locks=self._locks.held(), by=caller())
@@ -132,7 +131,7 @@ class Locks:
             elif path:
                 self._add(path)
         elif event == "open" and isinstance(args[0], str) and isinstance(args[2], int) and args[2] & os.O_EXCL:
-            self._add(meant(os.path.abspath(args[0])))  # noqa: PTH100
+            self._add(os.path.abspath(args[0]))  # noqa: PTH100
 
     def held(self) -> list[str]:
         """Returns the locks that this process holds: their files are still open."""
@@ -147,5 +146,5 @@ class Locks:
 
 def _path_of(descriptor: int) -> str:
     with suppress(OSError):
-        return meant(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
     return ""

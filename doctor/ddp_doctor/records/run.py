@@ -19,6 +19,8 @@ _CONSEQUENCE = re.compile(r"(closed|reset) by peer|Broken pipe|gloo/transport|Ti
 _NO_LAUNCHER = re.compile(
     r"environment variable \w+ expected, but not set|KeyError: '?(LOCAL_RANK|RANK|WORLD_SIZE|MASTER_ADDR)"
 )
+# Where the folder of an examination has a copy of the current folder, under its absolute path; see `folder_copy`.
+COPY = Path("copy", "files")
 _NO_END = {"reached_end": False, "shortened": False, "failures": [], "libraries": []}
 
 
@@ -92,6 +94,14 @@ class Run:
     ranks: list[RankRecord] = field(default_factory=list)
     hung: bool = False
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Names the files of a copy as the user has them."""
+        root = str(self.folder.parent / COPY)
+        if Path(root).exists():
+            for rank in self.ranks:
+                rank.output, rank.stack = _named(rank.output, root), _named(rank.stack, root)
+                rank.events, rank.journal = _named(rank.events, root), _named(rank.journal, root)
 
     def tensors(self, name: str) -> list[torch.Tensor]:
         """Returns a recorded tensor of every rank; empty if a rank has none of this name."""
@@ -183,6 +193,15 @@ class Run:
                 how = f"was killed by signal {-rank.code}" if rank.code < 0 else f"exited with code {rank.code}"
                 found.append(f"Rank {rank.rank} {how}.\n{rank.output[-1500:]}")
         return "\n".join(found)
+
+
+def _named(value: Any, root: str) -> Any:
+    """Returns a nested value with the paths of a copy as those of the user."""
+    if isinstance(value, str):
+        return value.replace(f"{root}/", "/")
+    if isinstance(value, dict):
+        return {key: _named(part, root) for key, part in value.items()}
+    return type(value)(_named(part, root) for part in value) if type(value) in {list, tuple, set} else value
 
 
 def without_doctor(trace: str) -> str:

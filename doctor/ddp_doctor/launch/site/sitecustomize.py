@@ -1,7 +1,5 @@
 """Installs the doctor's probes in each Python that a command starts, as soon as it has imported torch.
 
-Where the machine permits no private view of the files, it also redirects what each Python writes.
-
 The doctor puts this folder first on PYTHONPATH. Python imports a module of this name at its start.
 """
 
@@ -103,17 +101,6 @@ def _run_the_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _redirect(layer: str) -> None:
-    """Redirects what this Python writes; it may be one in which this package is not installed."""
-    package = str(Path(__file__).parents[3])
-    sys.path.append(package)
-    try:
-        from ddp_doctor.files import redirect
-    finally:
-        sys.path.remove(package)
-    redirect.start(Path(layer))
-
-
 def _end_quickly() -> None:
     """Lets Python not search all of torch for garbage, for up to a second, before it ends anyway."""
     gc.freeze()
@@ -139,8 +126,6 @@ if os.environ.get("DDP_DOCTOR_FORKS"):
         run_elsewhere()
 if os.environ.get("DDP_DOCTOR_HASH_SEED"):
     _start_with_own_hash_seed()
-if os.environ.get("DDP_DOCTOR_LAYER"):
-    _redirect(os.environ["DDP_DOCTOR_LAYER"])
 _run_the_next()
 if os.environ.get("DDP_DOCTOR_RUN") or os.environ.get("DDP_DOCTOR_WATCH"):
     sys.meta_path.insert(0, _AfterTorch())
