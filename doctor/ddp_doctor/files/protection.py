@@ -147,5 +147,6 @@ class Protection:
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yields the files and links in a folder, without devices: by them, the kernel marks what was removed."""
-    for place, _, names in os.walk(folder):
-        yield from (path for name in names if (path := Path(place, name)).is_symlink() or path.is_file())
+    for place, folders, names in os.walk(folder):
+        paths = (Path(place, name) for name in (*folders, *names))
+        yield from (path for path in paths if path.is_symlink() or path.is_file())
