@@ -24,10 +24,8 @@ from ddp_doctor.evidence.decisions import different_decisions, own_value
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import skipping_rank
 from ddp_doctor.evidence.rank_comparison import passes_of_rank_0
-from ddp_doctor.evidence.reported_numbers import numbers_of
-from ddp_doctor.evidence.reports import wrong_metrics
 from ddp_doctor.faults.ld013_mean_over_unequal_counts import _excess, _means
-from ddp_doctor.faults.ld024_metric_averaged_incorrectly import _only_logged
+from ddp_doctor.faults.ld024_metric_averaged_incorrectly import _numbers, _only_logged, wrong_metrics
 from ddp_doctor.faults.ld025_resume_loses_state import (
     _loads_state,
     _loads_without_schedule,
@@ -37,7 +35,7 @@ from ddp_doctor.faults.ld025_resume_loses_state import (
 )
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
-from ddp_doctor.probes.operands import operands_of_file, values_of
+from ddp_doctor.probes.branches import operands_of_file, values_of
 from ddp_doctor.probes.options import OPTIONS, OptionProbe
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.state import StateProbe
@@ -378,11 +376,11 @@ def test_a_number_within_the_loop_of_an_evaluation_is_its_progress() -> None:
     again = event("batch", iteration=1)
     for events in ([*loop, event("stop")], loop):
         record = RankRecord(0, [*events, reported("after"), again, reported("left early"), event("end")])
-        assert {place for place, *_ in numbers_of(record)} == {"after", "left early"}
+        assert {place for place, *_ in _numbers(record)} == {"after", "left early"}
     one = RankRecord(0, [event("batch"), reported("only batch"), event("stop"), reported("after")])
-    assert {place for place, *_ in numbers_of(one)} == {"after"}
+    assert {place for place, *_ in _numbers(one)} == {"after"}
     kept = RankRecord(0, [event("batch"), reported("validation"), event("batch", step=9), reported("validation")])
-    assert {place for place, *_ in numbers_of(kept)} == {"validation"}
+    assert {place for place, *_ in _numbers(kept)} == {"validation"}
 
 
 @pytest.mark.parametrize(("reduced", "own"), [(False, True), (True, False)])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import contents, evaluation_epochs, leak, repeated_samples
-from ddp_doctor.evidence.reports import wrong_metrics
 from ddp_doctor.evidence.requirements import evaluation_indices
+from ddp_doctor.faults.ld024_metric_averaged_incorrectly import wrong_metrics
 from ddp_doctor.findings import Finding, fault, not_reached, note, unclear
 from ddp_doctor.records.run import Run
 

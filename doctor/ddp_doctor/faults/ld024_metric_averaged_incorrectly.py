@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from math import isclose, isnan
-from typing import Any
+from typing import Any, NamedTuple
 
+from ddp_doctor.evidence.decisions import deciding_numbers
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples, select_differently
-from ddp_doctor.evidence.reports import LARGE, monitored, wrong_metrics
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
+from ddp_doctor.probes.reports import BRACKETED
 from ddp_doctor.records.run import RankRecord, Run
+
+# A reported number: its place in the program, how often it has reported before, and the position within the report.
+Key = tuple[str, int, int]
+# Value, rounding, name, place and step.
+Number = tuple[float, float, str, str, int]
 
 CODE = "LD024"
 TITLE = "A metric is averaged incorrectly"
@@ -39,6 +46,17 @@ STRUCTURAL = False
 # Relative; metrics are computed in 32 bits.
 _SAME = 1e-4
 _ISSUE = "Lightning-AI/pytorch-lightning#21859"
+# The two ways in which samples are changed: a network that is not trained may put all of them into one class, unless
+# they are large.
+_FACTORS = (0.5, -8.0)
+# A metric of these values may be the same for all samples, so that it is computed again with up to so many weights.
+_EXTREME, _MOST_WEIGHTS = {0.0, 1.0}, 3
+# Relative: by so much, another checkpoint may be the best one.
+_LARGE = 0.01
+# Relative: a number that is printed in 32 bits is that of a condition.
+_READ = 1e-6
+# Training epochs that are examined.
+_EPOCHS = 2
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -70,45 +88,6 @@ def _not_compared(evidence: Evidence) -> list[Finding]:
         where = "one process" if run.spec.world_size == 1 else "several ranks"
         return [cannot_tell(f"The validation on {where} fails ({run.short_reason}), so no metric was compared.")]
     return [not_reached("There is no validation.")] if evidence.trained else []
-
-
-def _of_program(evidence: Evidence) -> list[Finding]:
-    """Compares the numbers that rank 0 alone reports of an evaluation with unchanged weights."""
-    if not any(rank.evaluation_epochs for rank in evidence.ranks):
-        return [not_reached("There is no validation.")] if evidence.trained else []
-    if any(map(select_differently, evaluation_epochs(evidence.ranks))):
-        return [cannot_tell("The ranks divide different selections of the samples (LD005), so no metric was compared.")]
-    found, cannot = wrong_metrics(evidence)
-    if any(repeated_samples(events) for events in evaluation_epochs(evidence.ranks)):
-        # They explain other differences: LD023.
-        found, cannot = [metric for metric in found if metric.own or metric.is_scaled(len(evidence.ranks))], ""
-    if cannot:
-        return [cannot_tell(cannot)]
-    if not found:
-        return []
-    metric = max(found, key=lambda metric: (metric.own, metric.decides and metric.difference > LARGE))
-    name = f"The reported {metric.name or 'metric'}"
-    values = f"{metric.value:.6g} on {len(evidence.ranks)} ranks and {metric.alone:.6g} on one process"
-    where = metric.step, metric.name, f"{metric.difference:.1e} of the value", metric.place
-    message = f"{name} of the same weights and samples is {values}."
-    if metric.own and _only_logged(evidence, metric.name):
-        how = "It is that of the samples of rank 0: it was logged without sync_dist, and no callback monitors it."
-        return [note(f"{message} {how}", *where)]
-    if metric.own:
-        return [fault(f"{message} It is that of the samples of rank 0: the other ranks do not change it.", *where)]
-    if metric.is_scaled(len(evidence.ranks)):
-        return [fault(f"{message} The ranks' values are summed, or divided by their number once more.", *where)]
-    how = "It is combined over the ranks, but not as over all samples at once"
-    if metric.difference > LARGE and metric.decides:
-        return [fault(f"{message} {how}, and a callback or a condition decides by it.", *where)]
-    return [depends(f"{message} {how}.", *where)]
-
-
-def _only_logged(evidence: Evidence, name: str) -> bool:
-    """Returns whether a Trainer logs a metric, as one of rank 0 by default, and no callback decides by it."""
-    events = evidence.trained[0].of_kind("reported")
-    logged = any(event["name"] == name and event.get("by_trainer") for event in events)
-    return logged and not monitored(evidence) & {name, name.removesuffix("_epoch")}
 
 
 def _finding(run: Run, name: str, right: float, ours: list[dict[str, float]]) -> Finding:
@@ -180,3 +159,285 @@ def _is_random(evidence: Evidence, right: dict[str, float]) -> bool:
 
 def _equal(a: float | None, b: float) -> bool:
     return a is not None and (isclose(a, b, rel_tol=_SAME, abs_tol=1e-7) or (isnan(a) and isnan(b)))
+
+
+def _of_program(evidence: Evidence) -> list[Finding]:
+    """Compares the numbers that rank 0 alone reports of an evaluation with unchanged weights."""
+    if not any(rank.evaluation_epochs for rank in evidence.ranks):
+        return [not_reached("There is no validation.")] if evidence.trained else []
+    if any(map(select_differently, evaluation_epochs(evidence.ranks))):
+        return [cannot_tell("The ranks divide different selections of the samples (LD005), so no metric was compared.")]
+    found, cannot = wrong_metrics(evidence)
+    if any(repeated_samples(events) for events in evaluation_epochs(evidence.ranks)):
+        # They explain other differences: LD023.
+        found, cannot = [metric for metric in found if metric.own or metric.is_scaled(len(evidence.ranks))], ""
+    if cannot:
+        return [cannot_tell(cannot)]
+    if not found:
+        return []
+    metric = max(found, key=lambda metric: (metric.own, metric.decides and metric.difference > _LARGE))
+    message = (
+        f"The reported {metric.name or 'metric'} of the same weights and samples is {metric.value:.6g} on "
+        f"{len(evidence.ranks)} ranks and {metric.alone:.6g} on one process."
+    )
+    verdict, how = fault, "It is that of the samples of rank 0: the other ranks do not change it."
+    if metric.own and _only_logged(evidence, metric.name):
+        verdict = note
+        how = "It is that of the samples of rank 0: it was logged without sync_dist, and no callback monitors it."
+    elif not metric.own and metric.is_scaled(len(evidence.ranks)):
+        how = "The ranks' values are summed, or divided by their number once more."
+    elif not metric.own:
+        decides = metric.difference > _LARGE and metric.decides
+        verdict, how = (
+            fault if decides else depends,
+            "It is combined over the ranks, but not as over all samples at once",
+        )
+        how += ", and a callback or a condition decides by it." if decides else "."
+    amount = f"{metric.difference:.1e} of the value"
+    return [verdict(f"{message} {how}", metric.step, metric.name, amount, metric.place)]
+
+
+def _only_logged(evidence: Evidence, name: str) -> bool:
+    """Returns whether a Trainer logs a metric, as one of rank 0 by default, and no callback decides by it."""
+    events = evidence.trained[0].of_kind("reported")
+    logged = any(event["name"] == name and event.get("by_trainer") for event in events)
+    return logged and not _monitored(evidence) & {name, name.removesuffix("_epoch")}
+
+
+class Metric(NamedTuple):
+    """A metric of rank 0 that differs between one process and several ranks with the same weights.
+
+    Attributes:
+        value: What rank 0 reports.
+        rounding: How exactly.
+        name: The word before it in the report, or empty.
+        place: The user's place of the report.
+        step: The step after which it is reported.
+        alone: What one process reports.
+        own: Whether the samples of the other ranks do not change it.
+        decides: Whether a callback or a condition of the code decides by it.
+    """
+
+    value: float
+    rounding: float
+    name: str
+    place: str
+    step: int
+    alone: float
+    own: bool
+    decides: bool
+
+    @property
+    def difference(self) -> float:
+        """The relative difference."""
+        return abs(self.value - self.alone) / (abs(self.alone) or 1.0)
+
+    def is_scaled(self, ranks: int) -> bool:
+        """Returns whether the value is that of one process times, or divided by, the number of ranks."""
+        ratio = self.value / self.alone if self.alone else 0.0
+        return isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02)
+
+
+def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
+    """Returns the metrics that differ, and why they cannot be compared, if so.
+
+    Metrics by which something is decided are also compared with other weights if they differ by little.
+    """
+    loaders = _divided_loaders(evidence.trained)
+    if not loaders:
+        return [], ""
+    if not evidence.trained[0].of_kind("reported"):
+        return [], "Rank 0 prints or logs no number, so no metric was compared."
+    still: dict[str, Any] = {"same_seed": True, "interventions": {"still": True}}
+    one, several = evidence.run("still alone", world_size=1, **still), evidence.run("still", **still)
+    if not one.worked or not several.worked:
+        run = one if not one.worked else several
+        return [], f"The metrics of unchanged weights were not compared: {run.short_reason}"
+    if _weights(one.ranks[0], loaders) != _weights(several.ranks[0], loaders):
+        return [], "The metrics were not compared: one process and rank 0 evaluate other weights."
+    if len(part := _evaluated(one, loaders)) < len(whole := _evaluated(several, loaders)):
+        return [], f"The metrics were not compared: one process evaluates {len(part)} of the {len(whole)} samples."
+    alone, ours = _numbers(one.ranks[0]), _numbers(several.ranks[0])
+    others = {key for rank in several.ranks[1:] for key in _numbers(rank)}
+    known = (ours.keys() & alone.keys()) - others
+    differ = _differing(ours, alone, known)
+    if differ:
+        # A time, for example, differs between two runs of the same ranks as well.
+        known &= _repeated(evidence)
+        differ = [key for key in differ if key in known]
+    # As `loss: 0.52 (0.61)`, the median of rank 0's last batches and the mean of all: the second one is the metric.
+    right = {(*key[:2], key[2] - 1, ours[key][2].removesuffix(BRACKETED)) for key in known.difference(differ)}
+    differ = [key for key in differ if (*key, ours[key][2]) not in right]
+    if not differ:
+        return _with_other_weights(evidence, [key for key in known if ours[key][0] in _EXTREME]), ""
+    metrics = _perturbed(evidence, loaders, 0, {key: ours[key][0] for key in differ}, missing=False)
+    by_others = _perturbed(evidence, loaders, 1, {key: ours[key][0] for key in metrics}, missing=True)
+    decides = _deciding(evidence, metrics)
+    found = [
+        Metric(*ours[key], alone[key][0], own=key not in by_others, decides=key in decides)
+        for key in sorted(metrics, key=lambda key: (ours[key][4], key))
+    ]
+    small = {metric.name for metric in found if metric.decides and not metric.own and metric.difference <= _LARGE}
+    unclear = [key for key in metrics if ours[key][2] in small]
+    return [*found, *_with_other_weights(evidence, unclear, _LARGE)], ""
+
+
+def _monitored(evidence: Evidence) -> set[str]:
+    """Returns the names of the metrics by which callbacks of a Trainer decide."""
+    return {event["name"] for rank in evidence.trained for event in rank.of_kind("monitor")}
+
+
+def _deciding(evidence: Evidence, known: Iterable[Key]) -> set[Key]:
+    """Returns the numbers by which a callback decides, or that a deciding condition of the code reads."""
+    names, numbers, read = _monitored(evidence), _numbers(evidence.trained[0]), deciding_numbers(evidence)
+
+    def is_read(value: float, rounding: float) -> bool:
+        # A report may be in percent.
+        return any(
+            abs(value - scale * number) <= max(rounding, scale * _READ * abs(number))
+            for number in read
+            for scale in (1.0, 100.0)
+        )
+
+    return {key for key in known if key in numbers and (numbers[key][2] in names or is_read(*numbers[key][:2]))}
+
+
+def _differing(
+    ours: dict[Key, Number], alone: dict[Key, Number], known: Iterable[Key], least: float = _SAME
+) -> list[Key]:
+    """Returns the numbers that differ by more than rounding and this part of their value, of those that both have."""
+    return [
+        key
+        for key in known
+        if key in ours
+        and key in alone
+        and abs(ours[key][0] - alone[key][0]) > max(ours[key][1], alone[key][1], least * abs(alone[key][0]))
+    ]
+
+
+def _with_other_weights(evidence: Evidence, known: Sequence[Key], least: float = _SAME) -> list[Metric]:
+    """Compares metrics with other weights: a network that is not trained may put all samples into one class."""
+    for number in range(_MOST_WEIGHTS if known else 0):
+        name = f"still with other weights {number}"
+        change: dict[str, Any] = {"same_seed": True, "interventions": {"still": True, "other_weights": number}}
+        one = evidence.run(f"{name} alone", world_size=1, **change)
+        alone = _numbers(one.ranks[0]) if one.worked else {}
+        if one.worked and all(alone[key][0] in _EXTREME for key in known if key in alone):
+            # These weights show as little.
+            continue
+        several = evidence.run(name, **change)
+        if not one.worked or not several.worked:
+            break
+        ours = _numbers(several.ranks[0])
+        if found := _differing(ours, alone, known, least):
+            decides = _deciding(evidence, found)
+            return [Metric(*ours[key], alone[key][0], own=False, decides=key in decides) for key in found]
+    return []
+
+
+def _repeated(evidence: Evidence) -> set[Key]:
+    """Returns the numbers of rank 0 that two runs report alike; all of them if the second run fails."""
+    first = _numbers(evidence.trained[0])
+    again = evidence.again()
+    if not again.worked:
+        return set(first)
+    second = _numbers(again.ranks[0])
+    return {key for key in first.keys() & second.keys() if abs(first[key][0] - second[key][0]) <= first[key][1]}
+
+
+def _perturbed(
+    evidence: Evidence, loaders: Sequence[int], first: int, values: dict[Key, float], *, missing: bool
+) -> set[Key]:
+    """Returns the numbers of rank 0 that change if the samples of the evaluation change on the ranks from `first` on.
+
+    Args:
+        evidence: The runs.
+        loaders: The loaders of the evaluation.
+        first: The first rank whose samples change.
+        values: The numbers with the samples as they are.
+        missing: Whether a number that is then not reported counts as changed.
+    """
+    found, known = set[Key](), False
+    for factor in _FACTORS:
+        if found == values.keys():
+            break
+        change = {"still": True, "perturb": [first, *loaders], "factor": factor}
+        run = evidence.run(f"still, others from rank {first} ({factor})", same_seed=True, interventions=change)
+        if run.worked:
+            known, numbers = True, _numbers(run.ranks[0])
+            found |= {key for key in values if (numbers[key][0] != values[key] if key in numbers else missing)}
+    # If such samples end the program, nothing is known.
+    return found if known or not missing else set(values)
+
+
+def _divided_loaders(ranks: Sequence[RankRecord]) -> list[int]:
+    """Returns the loaders that are evaluated, and whose samples rank 0 does not have completely."""
+    found = set()
+    for event in ranks[0].evaluation_epochs if ranks else []:
+        batches = [[batch for batch in rank.of_kind("batch") if batch["loader"] == event["loader"]] for rank in ranks]
+        first, *others = [{name for batch in own for name in _names(batch)} for own in batches]
+        if set().union(*others) - first:
+            found.add(event["loader"])
+    trained = {event["loader"] for rank in ranks for event in rank.training_epochs}
+    return sorted(found - trained)
+
+
+def _evaluated(run: Run, loaders: Sequence[int]) -> set[str]:
+    """Returns the samples that the first evaluations with these loaders have on all ranks."""
+    found = set[str]()
+    for rank in run.ranks:
+        first: dict[int, int] = {}
+        for batch in rank.of_kind("batch"):
+            loader, iteration = batch["loader"], batch["iteration"]
+            if loader in loaders and first.setdefault(loader, iteration) == iteration:
+                found.update(_names(batch))
+    return found
+
+
+def _names(batch: dict[str, Any]) -> Iterable[str]:
+    """Returns the digests of the samples of a batch, or their indices."""
+    return batch.get("samples") or map(str, batch["indices"])
+
+
+def _weights(record: RankRecord, loaders: Sequence[int]) -> str | None:
+    """Returns the digest of the weights and buffers of the first evaluation."""
+    evaluates = False
+    for event in record.of_kind("batch", "forward"):
+        if event["kind"] == "batch":
+            evaluates = event["loader"] in loaders
+        elif evaluates:
+            return str(event.get("weights", ""))
+    return None
+
+
+def _numbers(record: RankRecord) -> dict[Key, Number]:
+    """Returns the reported numbers by place, time and position, apart from those of epochs after the examined ones.
+
+    In those epochs, an evaluation has one batch on each rank, which are more samples on more ranks. A number that is
+    reported between the batches of an evaluation shows its progress.
+    """
+    found, times, progress = {}, Counter[str](), _progress(record)
+    late = next((event["step"] for event in record.training_epochs[_EPOCHS : _EPOCHS + 1]), None)
+    for event in record.of_kind("reported"):
+        if late is not None and event["step"] > late:
+            break
+        if event["key"] in progress:
+            continue
+        for position, (value, rounding, word) in enumerate(event["values"]):
+            key = event["key"], times[event["key"]], position
+            found[key] = (value, rounding, event["name"] or word, event["place"], event["step"])
+        times[event["key"]] += 1
+    return found
+
+
+def _progress(record: RankRecord) -> set[str]:
+    """Returns the places that report within the loop over the batches of an evaluation."""
+    found, since, last = set[str](), set[str](), None
+    for event in record.of_kind("batch", "stop", "reported"):
+        if event["kind"] == "reported":
+            since.add(event["key"])
+            continue
+        if last == (last := (event["loader"], event["iteration"], event["step"])) and not event["trains"]:
+            found |= since
+        since.clear()
+    return found
