@@ -26,12 +26,10 @@ from ddp_doctor.examination import _Examination
 from ddp_doctor.faults import describe, ld036_unexplained_difference, load_checks
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.findings import Finding
-from ddp_doctor.probes.draws import seed_own
-from ddp_doctor.probes.flows import DrawFlow
+from ddp_doctor.probes.draws import DrawFlow, RandomReplay, seed_own
 from ddp_doctor.probes.generators import OwnGenerators, States, changed, drawn, values_drawn
-from ddp_doctor.probes.random_replay import RandomReplay
 from ddp_doctor.probes.written_files import Locks, is_cached, rows_of, rows_of_file
-from ddp_doctor.records.packing import packed, unpacked
+from ddp_doctor.records.recorder import packed, unpacked
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import PACKAGE, Spec, Target
 

@@ -9,7 +9,7 @@ from doctor_support import on_ranks
 from torch import nn
 from torch.distributed import get_rank
 
-from ddp_doctor.probes.batch_norm import synchronize
+from ddp_doctor.probes.modules import synchronize
 
 SHAPES = {nn.BatchNorm1d: (5, 3), nn.BatchNorm2d: (5, 3, 4, 2), nn.BatchNorm3d: (5, 3, 2, 2, 2)}
 

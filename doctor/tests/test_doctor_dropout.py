@@ -17,12 +17,12 @@ X = torch.ones(2, 8, 16)
 CONTEXTS = pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 
 
-def rates(call: Callable[[], object], folder: Path) -> list[float]:
-    """Returns the rates of the recorded dropouts."""
+def dropouts(call: Callable[[], object], folder: Path) -> int:
+    """Returns how many dropouts were recorded."""
     recorder = Recorder(folder)
     with DropoutWatch(recorder):
         call()
-    return [event["rate"] for event in recorder.events]
+    return len(recorder.events)
 
 
 @CONTEXTS
@@ -39,7 +39,7 @@ def rates(call: Callable[[], object], folder: Path) -> list[float]:
 )
 def test_active_dropout_is_seen(call: Callable[[], object], context: Callable[[], object], tmp_path: Path) -> None:
     with context():  # type: ignore[attr-defined]
-        assert rates(call, tmp_path) == [0.25]
+        assert dropouts(call, tmp_path) == 1
 
 
 @CONTEXTS
@@ -59,8 +59,8 @@ def test_other_random_numbers_are_no_dropout(
     call: Callable[[], object], context: Callable[[], object], tmp_path: Path
 ) -> None:
     with context():  # type: ignore[attr-defined]
-        assert rates(call, tmp_path) == []
+        assert dropouts(call, tmp_path) == 0
 
 
 def test_dropout_in_training_is_not_recorded(tmp_path: Path) -> None:
-    assert rates(lambda: F.dropout(X, 0.25), tmp_path) == []
+    assert dropouts(lambda: F.dropout(X, 0.25), tmp_path) == 0

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ddp_doctor.emulation import torch_internals as emulated
 from ddp_doctor.faults.ld007_augmentations_repeat import _chance
-from ddp_doctor.probes.datasets import Datasets
+from ddp_doctor.probes.draws import Draw, RandomReplay
 from ddp_doctor.probes.generators import OwnGenerators
 from ddp_doctor.probes.loaders import LoaderProbe
-from ddp_doctor.probes.random_replay import Draw, RandomReplay
+from ddp_doctor.probes.samples import Datasets
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec, Target
 from ddp_doctor.torch_internals import (
@@ -266,7 +266,7 @@ def test_how_often_an_augmentation_differs_is_measured_with_independent_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A busy machine would measure fewer samples.
-    monkeypatch.setattr("ddp_doctor.probes.datasets._MOST_SECONDS", 60.0)
+    monkeypatch.setattr("ddp_doctor.probes.samples._MOST_SECONDS", 60.0)
     recorder = Recorder(tmp_path)
     datasets = Datasets(recorder, Spec(Target(command=("x",))))
     datasets.number(_Rotated())

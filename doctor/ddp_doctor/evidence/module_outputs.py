@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ddp_doctor.probes.random_replay import joining_axis
+from ddp_doctor.probes.draws import joining_axis
 from ddp_doctor.records.run import RankRecord, Run
 
 

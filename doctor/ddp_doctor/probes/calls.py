@@ -1,4 +1,4 @@
-"""Probes of collectives, the process group, gradient scaling and clipping, seeds, and other machines."""
+"""Probe of functions: collectives, averages, gradient scaling and clipping, losses, seeds, permutations, addresses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import functools
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +14,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_doctor import remote
 from ddp_doctor.probes.steps import StepProbe
@@ -40,6 +46,13 @@ COLLECTIVES = (
     "monitored_barrier",
 )
 
+# Larger buckets of communication hooks are not recorded.
+_LARGE = 5_000_000
+_MOST_LOSSES = 500
+# The positions of the arguments of `cross_entropy` and `nll_loss`.
+_IGNORED, _REDUCTION = 4, 6
+_MOST_PERMUTATIONS, _LONGEST_PERMUTATION = 20, 100_000
+
 
 class CallProbe:
     """Observes calls of functions.
@@ -54,6 +67,11 @@ class CallProbe:
         self.before_collective: Callable[[], None] = lambda: None
         # Asynchronous collectives that nobody has waited for, with their events and the memory of their results.
         self._begun: list[tuple[dist.Work, dict[str, Any], set[int]]] = []
+        self._hooks, self._losses = 0, 0
+        # One process communicates with nobody.
+        self._is_one = spec.purpose == "numbers" and spec.world_size == 1
+        self._permutations: list[weakref.ref[torch.Tensor]] = []
+        self._divided: set[int] = set()
 
     def install(self) -> None:
         """Installs the probes."""
@@ -79,6 +97,13 @@ class CallProbe:
         before(GradScaler, "unscale_", lambda scaler, *_: self.recorder.add("unscale"))
         before(GradScaler, "step", lambda scaler, *_, **__: self.recorder.add("scaler_step"))
         before(GradScaler, "scale", lambda scaler, *_: self.recorder.add("scale", scale=scaler.get_scale()))
+        wrap(DistributedDataParallel, "register_comm_hook", self._on_register)
+        for averager in (PeriodicModelAverager, HierarchicalModelAverager):
+            before(averager, "average_parameters", self._on_average)
+        for name in ("cross_entropy", "nll_loss"):
+            wrap(functional, name, self._on_loss)
+        if self.spec.purpose == "train" and self.spec.world_size > 1:
+            wrap(torch, "randperm", self._on_permutation)
         remote.watch(lambda address: self.recorder.add("remote", address=address))
 
     def _on_collective(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -103,8 +128,6 @@ class CallProbe:
             elif isinstance(result, dist.Work) and not aside and is_called_by_user():
                 self._begun.append((result, event, {tensor.data_ptr() for tensor in tensors}))
             self._pass_gradient(*args)
-            if self._is_zeroed(tensors):
-                tensors[0].zero_()
             return result
         finally:
             self._depth -= 1
@@ -129,17 +152,13 @@ class CallProbe:
 
     def _pass_gradient(self, gathered: Any = None, own: Any = None, *_: Any) -> None:
         """Lets what one process gathers have a gradient, as the samples that the loss combines have one."""
-        alone = self.spec.purpose == "numbers" and self.spec.world_size == 1 and torch.is_grad_enabled()
-        if not alone or self.spec.interventions.get("micro_batches"):
+        if not self._is_one or not torch.is_grad_enabled() or self.spec.interventions.get("micro_batches"):
             return
         if isinstance(own, torch.Tensor) and own.requires_grad:
             if isinstance(gathered, list) and len(gathered) == 1:
                 gathered[0] = own
             elif isinstance(gathered, torch.Tensor) and gathered.is_leaf and not gathered.requires_grad:
                 gathered.copy_(own.view_as(gathered))
-
-    def _is_zeroed(self, tensors: list[torch.Tensor]) -> bool:
-        return bool(tensors) and self.spec.interventions.get("zeroed_collectives") is not None
 
     def _on_init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         backend = args[0] if args else kwargs.pop("backend", None)
@@ -180,6 +199,74 @@ class CallProbe:
     def _on_scaler(self, scaler: Any, *args: Any, **kwargs: Any) -> None:
         # Its sixth argument.
         self.recorder.add("scaler", enabled=bool(args[5] if len(args) > 5 else kwargs.get("enabled", True)))
+
+    def _on_average(self, averager: Any, *args: Any, **kwargs: Any) -> None:
+        self.recorder.add("average", name=type(averager).__name__)
+
+    def _on_register(
+        self, original: Callable[..., Any], ddp: Any, state: Any, hook: Callable[..., Any], **kwargs: Any
+    ) -> Any:
+        number, self._hooks = self._hooks, self._hooks + 1
+        name = getattr(hook, "__qualname__", type(hook).__name__).replace("<locals>.", "")
+        self.recorder.add("comm_hook", name=name)
+        self.recorder.has_hooks = True
+        # In one process, compression would only change its numbers.
+        if self._is_one or self.spec.interventions.get("plain_average"):
+            return original(ddp, ddp.process_group, allreduce_hook)
+
+        @functools.wraps(hook)
+        def observed(state: Any, bucket: Any) -> Any:
+            step, given = self.recorder.step, bucket.buffer()
+            if step >= 2 * self.spec.steps or given.numel() > _LARGE:
+                return hook(state, bucket)
+            key = f"{step}/{number}.{bucket.index()}"
+            self.recorder.keep(f"hook_in/{key}", given)
+
+            def keep(done: Any) -> Any:
+                result = done.value()
+                if isinstance(result, torch.Tensor):
+                    self.recorder.keep(f"hook_out/{key}", result)
+                return result
+
+            return hook(state, bucket).then(keep)
+
+        return original(ddp, state, observed)
+
+    def _on_loss(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Records over how many labels a loss is a mean."""
+        result = original(*args, **kwargs)
+        target = args[1] if len(args) > 1 else kwargs.get("target")
+        reduction = args[_REDUCTION] if len(args) > _REDUCTION else kwargs.get("reduction", "mean")
+        weight = args[2] if len(args) > 2 else kwargs.get("weight")
+        known = isinstance(target, torch.Tensor) and not target.is_floating_point() and weight is None
+        # cross_entropy of torch does not call nll_loss of Python.
+        if known and reduction == "mean" and result.requires_grad and self._losses < _MOST_LOSSES:
+            self._losses += 1
+            ignored = args[_IGNORED] if len(args) > _IGNORED else kwargs.get("ignore_index", -100)
+            count = int((target != ignored).sum())
+            self.recorder.add("mean_of_labels", value=float(result.detach()), count=count)
+        return result
+
+    def _on_permutation(self, original: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Watches a permutation that the program draws, and may divide itself without a sampler."""
+        permutation = original(*args, **kwargs)
+        few = len(self._permutations) < _MOST_PERMUTATIONS and len(permutation) <= _LONGEST_PERMUTATION
+        if few and is_called_by_user():
+            if not self._permutations:
+                wrap(torch.Tensor, "__getitem__", self._on_index)
+            self._permutations.append(weakref.ref(permutation))
+        return permutation
+
+    def _on_index(self, original: Callable[..., Any], tensor: torch.Tensor, index: Any) -> Any:
+        """Records the part of a permutation that this rank takes first, and the permutation."""
+        if type(index) is slice:
+            number = next((number for number, known in enumerate(self._permutations) if known() is tensor), None)
+            if number is not None and number not in self._divided:
+                self._divided.add(number)
+                # A program may have made the permutations of the ranks equal since it was drawn.
+                self.recorder.tensors[f"permutation/{number}"] = tensor.detach().cpu().clone()
+                self.recorder.add("part of a permutation", number=number, part=list(index.indices(len(tensor))))
+        return original(tensor, index)
 
 
 def _is_subgroup(value: Any) -> bool:

@@ -1,20 +1,238 @@
-"""Probe of the random draws of each step, from torch's generators and from those of NumPy and Python."""
+"""The random draws of each step: recorded, replaced by those of the ranks, and followed to where they go."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
-from ddp_doctor.probes.flows import DrawFlow
 from ddp_doctor.probes.generators import OwnGenerators, States, drawn, values_drawn
-from ddp_doctor.probes.random_replay import RandomReplay
-from ddp_doctor.probes.rank_batches import RankBatches
-from ddp_doctor.records.recorder import Recorder, digest
+from ddp_doctor.records.recorder import Recorder, digest, user_place
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.torch_internals import DispatchMode
+from ddp_doctor.torch_internals import DispatchMode, in_backward, tree_leaves
+
+if TYPE_CHECKING:
+    from ddp_doctor.probes.rank_batches import RankBatches
+
+_MOST_DRAWS = 50
+# These operators take the shape of a tensor, not its values.
+_SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full")
+_DROPS = ("dropout", "rrelu", "scaled_dot_product", "lstm", "gru", "rnn_")
+# A draw that is followed.
+Followed = dict[str, Any]
+
+
+class DrawFlow:
+    """Follows draws to the first data, parameters or activations that they meet.
+
+    A draw that is combined with the batch, or that enters the model beside its parameters, decides which data the model
+    sees. A draw that meets activations, such as a dropout mask, does not.
+
+    Attributes:
+        draws: The draws of this step: operator, number of values, `into` (`data`, `model`, or empty if it met neither),
+            whether it drops values, and the user's place.
+    """
+
+    def __init__(self) -> None:
+        self.draws: list[Followed] = []
+        self._begin()
+
+    def begin(self, batch: Any) -> None:
+        """Begins a step with a batch."""
+        self.draws = []
+        self._begin()
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, torch.Tensor):
+                self._data[leaf] = True
+
+    def see(self, name: str, args: Any, kwargs: Any, outputs: Iterable[torch.Tensor], drew: bool) -> None:
+        """Takes an operator that was run.
+
+        Args:
+            name: Its name, such as `aten::add`.
+            args: Its arguments.
+            kwargs: Its further arguments.
+            outputs: The tensors that it returned.
+            drew: Whether it drew from torch's global generator.
+        """
+        if in_backward():
+            return
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if drew or name.endswith(_SHAPE_ONLY):
+            inputs = [] if name.endswith((*_SHAPE_ONLY, "_")) else inputs
+        sources = [draw for tensor in inputs for draw in self._sources.get(tensor, ())]
+        others = [tensor for tensor in inputs if tensor not in self._sources]
+        met = any(tensor in self._activations for tensor in others)
+        data = any(tensor in self._data for tensor in others)
+        for draw in sources:
+            if draw["drops"]:
+                continue
+            if met:
+                draw["into"] = draw["into"] or "model"
+            elif data or any(tensor.requires_grad for tensor in others):
+                draw["into"] = "data"
+        if name == "aten::div_" and sources and sources[0]["op"] == "bernoulli_":
+            # Dropout that is made of a mask, divided by the share that is kept.
+            sources[0] |= {"into": "model", "drops": True}
+        if drew and len(self.draws) < _MOST_DRAWS:
+            sources = [*sources, self._drawn(name, args, outputs, met)]
+        self._mark(inputs, outputs, sources, met, data)
+
+    def found(self) -> list[Followed]:
+        """Returns the draws of more than one value, which differ between samples."""
+        return [draw for draw in self.draws if draw["values"] > 1]
+
+    def _drawn(self, name: str, args: Any, outputs: Iterable[torch.Tensor], met: bool) -> Followed:
+        drops = any(part in name for part in _DROPS)
+        draw: Followed = {
+            "drops": drops,
+            "op": name.partition("::")[2],
+            "values": max((out.numel() for out in outputs), default=0),
+            "into": "model" if drops or met else "",
+            "place": user_place(),
+        }
+        self.draws.append(draw)
+        return draw
+
+    def _mark(
+        self,
+        inputs: list[torch.Tensor],
+        outputs: Iterable[torch.Tensor],
+        sources: list[Followed],
+        met: bool,
+        data: bool,
+    ) -> None:
+        trained = [tensor.requires_grad for tensor in inputs]
+        activation = met or (any(trained) and not all(trained))
+        for out in outputs:
+            if activation:
+                self._activations[out] = True
+            elif sources:
+                self._sources[out] = sources
+            elif data:
+                self._data[out] = True
+
+    def _begin(self) -> None:
+        # A tensor is compared by its identity.
+        self._sources: Any = WeakIdKeyDictionary()
+        self._data: Any = WeakIdKeyDictionary()
+        self._activations: Any = WeakIdKeyDictionary()
+
+
+_DROPOUT = "aten::native_dropout"
+_PERMUTATION = "aten::randperm"
+
+
+class Draw(NamedTuple):
+    """The results of an operator that draws random numbers."""
+
+    name: str
+    outputs: list[torch.Tensor]
+
+
+class RandomReplay(DispatchMode):
+    """Sees each operator that draws from a torch generator while it is entered.
+
+    Attributes:
+        draws: The recorded draws.
+        most: Most values of one draw from torch's global generator.
+        recording: Whether the draws are kept.
+        reverse: Whether the samples of the batches are reversed, and so the draws.
+        failures: Why draws could not be replaced, in plain words.
+        flow: Follows the draws, or None.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.draws: list[Draw] = []
+        self.most = 0
+        self.recording = False
+        self.failures: list[str] = []
+        self._ranks: Sequence[Sequence[Draw]] | None = None
+        self._position = 0
+        self.reverse = False
+        self.flow: DrawFlow | None = None
+
+    def replay(self, ranks: Sequence[Sequence[Draw]] | None) -> None:
+        """Replaces the next draws by those of the ranks, concatenated."""
+        self._ranks, self._position = ranks, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator; if it draws random numbers, records or replaces them."""
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags
+        if not may_draw and self.flow is None:
+            return func(*args, **(kwargs or {}))
+        private = (kwargs or {}).get("generator") is not None or any(isinstance(arg, torch.Generator) for arg in args)
+        before = torch.default_generator.get_state() if may_draw else None
+        result = func(*args, **(kwargs or {}))
+        # Attention without dropout is marked as an operator that draws, but does not; whether a program takes it may
+        # depend on the masks of a batch.
+        draws = before is not None and (private or _may_have_changed(before))
+        name = func._schema.name
+        parts = result if isinstance(result, tuple | list) else (result,)
+        outputs = [out for out in parts if isinstance(out, torch.Tensor)]
+        if self.flow is not None:
+            self.flow.see(name, args, kwargs, outputs, drew=draws and not private)
+        if not draws:
+            return result
+        if not private:
+            self.most = max([self.most, *(out.numel() for out in outputs)])
+        if self._ranks is not None:
+            if reason := self._replace(name, outputs):
+                self.failures.append(f"{name}: {reason}")
+            elif name == _DROPOUT:
+                outputs[0].copy_(args[0] * outputs[1] / (1 - args[1]))
+        elif self.recording:
+            self.draws.append(Draw(name, [out.detach().clone() for out in outputs]))
+        return result
+
+    def _replace(self, name: str, outputs: list[torch.Tensor]) -> str:
+        """Copies the ranks' draws into the outputs; returns why it cannot, or nothing."""
+        assert self._ranks is not None
+        if any(self._position >= len(draws) for draws in self._ranks):
+            return "one process draws more often than the ranks"
+        parts = [draws[self._position] for draws in self._ranks]
+        self._position += 1
+        if any(part.name != name for part in parts):
+            return "one process draws in another order than the ranks"
+        # The first output of dropout is computed from its mask.
+        for place in range(1 if name == _DROPOUT else 0, len(outputs)):
+            drawn = [part.outputs[place] for part in parts]
+            whole = outputs[place]
+            if name == _PERMUTATION:
+                # Each rank permutes its own samples.
+                starts = [sum(len(part) for part in drawn[:number]) for number in range(len(drawn))]
+                drawn = [part + start for part, start in zip(drawn, starts, strict=True)]
+            if all(torch.equal(part, drawn[0]) for part in drawn) and drawn[0].shape == whole.shape:
+                whole.copy_(drawn[0])
+            elif (axis := joining_axis(drawn, whole)) is not None:
+                joined = torch.cat(drawn, axis)
+                whole.copy_(joined.flip(axis) if self.reverse else joined)
+            else:
+                return f"draws of the shape {tuple(drawn[0].shape)} on each rank are not part of {tuple(whole.shape)}"
+        return ""
+
+
+def _may_have_changed(before: torch.Tensor) -> bool:
+    """Returns whether the CPU's generator was used since this state; with real GPUs, that is not known."""
+    return bool(torch.cuda.default_generators) or not torch.equal(before, torch.default_generator.get_state())
+
+
+def joining_axis(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> int | None:
+    """Returns the dimension along which the parts have the shape of the whole; None if there is none."""
+    if any(part.ndim != whole.ndim for part in parts):
+        return None
+    for axis in range(whole.ndim):
+        rest = whole.shape[:axis] + whole.shape[axis + 1 :]
+        if sum(part.shape[axis] for part in parts) == whole.shape[axis] and all(
+            part.shape[:axis] + part.shape[axis + 1 :] == rest for part in parts
+        ):
+            return axis
+    return None
 
 
 class DrawProbe:
@@ -90,25 +308,23 @@ class DropoutWatch(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, and records it if it drops values."""
         kwargs = kwargs or {}
-        if self._left and not torch.is_grad_enabled():
-            rate = self._rate(func._schema, args, kwargs)
-            if rate > 0:
-                self._left -= 1
-                self.recorder.add("dropout", rate=rate)
+        if self._left and not torch.is_grad_enabled() and self._drops(func._schema, args, kwargs):
+            self._left -= 1
+            self.recorder.add("dropout")
         return func(*args, **kwargs)
 
-    def _rate(self, schema: Any, args: Any, kwargs: Any) -> float:
+    def _drops(self, schema: Any, args: Any, kwargs: Any) -> bool:
         mask, self._mask = self._mask, None
         if schema.name == "aten::bernoulli_" and schema.overload_name == "float":
             self._mask = (args[0], float(args[1] if len(args) > 1 else kwargs.get("p", 0.5)))
-        elif schema.name == "aten::div_" and mask is not None and args[0] is mask[0] and args[1:2] == (mask[1],):
+        elif schema.name == "aten::div_" and mask and args[0] is mask[0] and args[1:2] == (mask[1],):
             # Outside of inference mode, dropout is a mask that is divided by the share that is kept.
-            return 1 - mask[1]
+            return mask[1] < 1
         elif "dropout" in schema.name or "scaled_dot_product" in schema.name or schema.name in _RECURRENT:
             values = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
-            rate = next((values[name] for name in ("dropout_p", "dropout", "p") if values.get(name)), 0.0)
-            return float(rate) if values.get("train", True) is not False else 0.0
-        return 0.0
+            dropped = any(values.get(name) for name in ("dropout_p", "dropout", "p"))
+            return dropped and values.get("train", True) is not False
+        return False
 
 
 def seed_own(owner: Any, seed: int, depth: int = 0) -> None:

@@ -20,13 +20,10 @@ import torch
 from ddp_doctor.probes.alone import AloneProbe
 from ddp_doctor.probes.branches import BranchProbe
 from ddp_doctor.probes.calls import CallProbe
-from ddp_doctor.probes.communication import CommunicationProbe
 from ddp_doctor.probes.loaders import LoaderProbe
-from ddp_doctor.probes.losses import LossProbe
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.modules import ModuleProbe
 from ddp_doctor.probes.options import OptionProbe
-from ddp_doctor.probes.permutations import PermutationProbe
 from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.steps import StepProbe
@@ -69,7 +66,6 @@ class Probes:
             self.recorder, spec, feed, self.finish, self._on_first_batch, self.micro, self.alone.is_alone_soon
         )
         self.calls = CallProbe(self.recorder, spec, self.steps)
-        self.communication = CommunicationProbe(self.recorder, spec)
         self.files = FileProbe(self.recorder, self.steps.state)
         self.facts: dict[str, Any] = {}
         self._starts = feed is not None
@@ -89,10 +85,8 @@ class Probes:
             TrainerProbe(self.recorder, self.spec),
             ReportProbe(self.recorder),
             OptionProbe(self.recorder.folder, self.spec),
-            LossProbe(self.recorder),
-            PermutationProbe(self.recorder, self.spec),
         )
-        for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication, self.files, *others):
+        for probe in (self.steps, self.modules, self.loaders, self.calls, self.files, *others):
             probe.install()
         if self.micro:
             self.micro.install()

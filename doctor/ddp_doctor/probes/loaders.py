@@ -1,7 +1,8 @@
-"""Probes of the DataLoaders: short epochs, and which samples each of them has."""
+"""Probes of the DataLoaders: short epochs, which samples each of them has, and what its batches are."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,15 +14,238 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_doctor.probes.draws import DrawProbe, seed_own
-from ddp_doctor.probes.generators import OwnGenerators, seed_generators
+from ddp_doctor.probes.generators import OwnGenerators, changed, generators, seed_generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.rank_batches import RankBatches
-from ddp_doctor.probes.samples import SampleProbe
-from ddp_doctor.probes.short_epoch import ShortEpoch
+from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.recorder import Recorder, caller, generator_of_user, sample_digests
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.torch_internals import watch_workers, without_modes
+from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_workers, without_modes
+
+# Batches of an epoch without an optimizer step, for each step that is wanted.
+_MOST_MICRO_BATCHES = 16
+# Data sets of up to this many times `samples` are evaluated completely.
+_COMPLETE = 20
+# Batches of a stream, if whole epochs are wanted.
+_MOST_OF_STREAM = 1_000
+# Of larger data sets, the order of the first epochs alone is recorded to the end.
+_LARGE = 100_000
+
+
+class ShortEpoch(Iterator[Any]):
+    """An iterator over the first batches of an epoch.
+
+    An epoch counts as training as soon as `backward` is called within it.
+    """
+
+    def __init__(self, probe: LoaderProbe, loader: Any, iterator: Any) -> None:
+        self.probe, self.iterator = probe, iterator
+        recorder = probe.recorder
+        self.loader = probe.number(loader)
+        probe.open.append(self)
+        self.iteration = probe.iterations.get(self.loader, 0)
+        probe.iterations[self.loader] = self.iteration + 1
+        self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
+        self.first_steps = 0
+        self.indices = LoaderIndices(iterator)
+        self.dataset = loader.dataset
+        probe.own.find()
+        self.template: Any = None
+        # Backward passes before its first batch.
+        self.begun = -1
+        self.event = recorder.add(
+            "epoch",
+            **describe_loader(loader, self.indices.is_iterable),
+            base=probe.samples.datasets.number(loader.dataset),
+            loader=self.loader,
+            iteration=self.iteration,
+            by=caller(),
+            endless=self._is_endless(),
+        )
+
+    def __iter__(self) -> ShortEpoch:
+        return self
+
+    def _is_endless(self) -> bool:
+        """Returns whether the program begins the loader again wherever it ends, as `while True: yield from loader`."""
+        frame, known = generator_of_user(), self.probe.generators.get(self.loader)
+        # The reference keeps the identity from being used again.
+        self.probe.generators[self.loader] = frame
+        return (frame is not None and frame is known) or isinstance(sys.exc_info()[1], StopIteration)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.iterator, name)
+
+    def __next__(self) -> Any:
+        """Returns the next batch, or ends the epoch early."""
+        probe = self.probe
+        probe.draws.leave()
+        self._see_training()
+        self._see_steps()
+        feeds = bool(probe.feed and probe.feed.trains(self.loader, self.iteration))
+        takes_turns = bool(probe.micro and probe.micro.plan) and bool(self.event["gradients"])
+        missing = probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)
+        if missing or (self._is_over() and not takes_turns):
+            probe.shortened = True
+            self._stop()
+            raise StopIteration
+        if self.yielded == 0:
+            self.begun = probe.recorder.backwards
+            probe.seed()
+        if self.event["gradients"]:
+            probe.samples.seed_ranks()
+        states, own = generators(), probe.own.states()
+        try:
+            batch = next(self.iterator)
+            self.template = batch
+        except StopIteration:
+            if not (feeds or takes_turns) or self.template is None:
+                self.event["complete"] = True
+                self._stop()
+                raise
+            batch = self.template
+        if probe.feed and feeds:
+            batch = probe.feed.batch(batch, self.loader, self.iteration, self.yielded)
+        if probe.spec.double:
+            batch = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch)
+        if probe.micro and self.event["gradients"]:
+            batch = probe.micro.loaded(self.loader, batch)
+        batch = probe.samples.perturbed(batch, self.loader)
+        event = self._record(batch, states)
+        event["at_step"] = generators()
+        event["own_loading"] = changed(own, probe.own.states())
+        self.yielded += 1
+        self.event["yielded"] = self.yielded
+        if self.event["gradients"]:
+            probe.first_batch()
+            probe.draws.enter(event, batch)
+        if probe.spec.purpose == "train":
+            probe.draws.watch_dropout()
+        return batch
+
+    def _see_training(self) -> None:
+        probe = self.probe
+        if self.event["gradients"] and not self.event["trains"] and probe.recorder.backwards > self.backwards_before:
+            self.event["trains"] = True
+            # Two loaders of one loop, such as those of a GAN, have one epoch.
+            known = [
+                other.event["epoch"] for other in probe.open if other.begun == self.begun and "epoch" in other.event
+            ]
+            self.event["epoch"] = known[0] if known else probe.training_epochs
+            probe.training_epochs += not known
+
+    def _see_steps(self) -> None:
+        """Learns from the first two batches whether each of them has the same number of optimizer steps."""
+        done = self.probe.recorder.step - self.steps_before
+        if self.probe.steps_per_batch is None and self.event["trains"]:
+            if self.yielded == 1:
+                self.first_steps = done
+            elif self.yielded == 2:
+                self.probe.steps_per_batch = done // 2 if done == 2 * self.first_steps else 0
+
+    def _is_over(self) -> bool:
+        spec = self.probe.spec
+        # A stream may have no end.
+        many = self.yielded >= _MOST_OF_STREAM and self.indices.is_iterable
+        if spec.whole_epochs and spec.purpose == "train" and not many:
+            return False
+        late = self.probe.training_epochs > spec.epochs
+        if self.event["trains"]:
+            steps = 1 if late else spec.steps
+            # Where a rank skips a step by its own decision, the epochs of the ranks must not end apart.
+            due = self.yielded * (self.probe.steps_per_batch or 0)
+            done = max(due, self.probe.recorder.step - self.steps_before)
+            return done >= steps or self.yielded >= _MOST_MICRO_BATCHES * steps
+        if self.event["gradients"]:
+            # Whether it trains is not known yet.
+            return self.yielded >= _MOST_MICRO_BATCHES * spec.steps
+        if spec.purpose == "numbers":
+            return self.yielded >= 1
+        size = self.event["samples"]
+        if size is not None and size <= (1 if late else _COMPLETE) * spec.samples:
+            return False
+        if late:
+            return self.yielded >= 1
+        return (
+            sum(len(part) for part in self.indices.lists[: self.yielded]) >= spec.samples
+            or self.yielded >= spec.samples
+        )
+
+    def _record(self, batch: Any, states: dict[str, str]) -> dict[str, Any]:
+        probe, recorder = self.probe, self.probe.recorder
+        leaves = tree_leaves(batch)
+        trains = self.event["gradients"]
+        event = {
+            "loader": self.loader,
+            "iteration": self.iteration,
+            "number": self.yielded,
+            "indices": base_indices(self.dataset, self.indices.of_batch(self.yielded)),
+            "size": next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim), 0),
+            "drawn": 0,
+            "trains": trains,
+            "generators": states,
+        }
+        if probe.spec.purpose in {"train", "whole", "resume"}:
+            event["samples"] = sample_digests(leaves)
+            if trains and probe.spec.purpose == "train":
+                event["graph_nodes"] = graph_nodes()
+        if trains and probe.spec.purpose == "numbers" and probe.feed is None:
+            recorder.tensors |= RankBatches.tensors_of(batch, self.loader, self.iteration, self.yielded)
+        return recorder.add("batch", **event)
+
+    def _stop(self) -> None:
+        """Ends the epoch where the program asks for a batch after the last one: its loop has ended."""
+        self.probe.recorder.add("stop", loader=self.loader, iteration=self.iteration, trains=self.event["trains"])
+        self.end()
+
+    def end(self) -> None:
+        """Completes the record of the epoch."""
+        probe = self.probe
+        if self not in probe.open:
+            return
+        probe.open.remove(self)
+        self._see_training()
+        self.event["drained"] = self.event["complete"] or (not self._is_dear() and self.indices.drain())
+        # A rank that took nothing gets its samples from another one.
+        wanted = self.yielded and probe.spec.purpose == "train"
+        if self.indices.is_iterable and wanted and not self.event["complete"]:
+            self._drain_stream()
+        positions = list(itertools.chain(*self.indices.lists))
+        self.event["indices"] = base_indices(self.dataset, positions)
+        # In the data set of the loader: a Subset may have another order.
+        self.event["ascending"] = positions == sorted(set(positions))
+        self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
+        self.event["sizes"] = [len(part) for part in self.indices.lists]
+        if self.event["trains"] and probe.is_alone():
+            return
+        done = self.event["trains"] and probe.training_epochs >= probe.spec.epochs and probe.spec.purpose == "numbers"
+        if done and probe.recorder.backwards - self.backwards_before < self.yielded:
+            # A loader that fetches a batch ahead, such as Accelerate's, ends before the program has used the last one.
+            probe.end_later({"loader": self.loader, "iteration": self.iteration, "number": self.yielded})
+        elif done or probe.is_last(trains=self.event["trains"]):
+            probe.finish()
+
+    def _is_dear(self) -> bool:
+        """Returns whether the rest of this order takes long to record, and says no more than that of other epochs."""
+        spec = self.probe.spec
+        later = self.probe.training_epochs > spec.epochs or self.iteration >= spec.epochs
+        return (later or spec.purpose == "numbers") and (self.event["samples"] or 0) > _LARGE
+
+    def _drain_stream(self) -> None:
+        """Loads more of a stream, to see its samples."""
+        found: list[str] = []
+        sizes: list[int] = []
+        while len(found) < self.probe.spec.samples:
+            try:
+                batch = sample_digests(tree_leaves(next(self.iterator))) or [""]
+                found += batch
+                sizes.append(len(batch))
+            except StopIteration:
+                self.event["drained"] = True
+                break
+        self.event["later_samples"], self.event["later_sizes"] = found, sizes
+
 
 # A program that has more epochs than are wanted is ended after so many of them, or so many seconds.
 _MOST_EPOCHS, _MOST_SECONDS = 10, 20.0

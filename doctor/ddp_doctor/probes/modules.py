@@ -1,4 +1,4 @@
-"""Probes of the modules: modes, outputs, DistributedDataParallel, state that is loaded."""
+"""Probes of the modules: modes, outputs, DistributedDataParallel, batch norm, state that is loaded."""
 
 from __future__ import annotations
 
@@ -7,23 +7,64 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_doctor.probes import batch_norm
 from ddp_doctor.probes.generators import generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder, digest, is_called_near_user, is_sharded
+from ddp_doctor.records.recorder import Recorder, digest, is_called_near_user, is_sharded, world
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import ignored_by_ddp, tree_leaves
 
-_MOST_OUTPUTS = 400
-_MOST_VALUES = 2_000_000
-_MOST_OF_A_SAMPLE = 65_536
+_MOST_OUTPUTS, _MOST_VALUES, _MOST_OF_A_SAMPLE = 400, 2_000_000, 65_536
 # The steps after which the weights of networks that are not trained are digested, and their most values.
-_MOST_HELD = 3
-_LARGE = 5_000_000
+_MOST_HELD, _LARGE = 3, 5_000_000
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class _OverRanks(nn.modules.batchnorm._BatchNorm):
+    """Mixed into a batch norm, normalizes with the statistics of all ranks, through which gradients flow."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalizes each channel of [samples of this rank, channels, ...]; running statistics stay as they are."""
+        if not self.training or world()[1] == 1:
+            return super().forward(x)
+        axes, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
+        count = all_reduce(x.new_tensor([x.numel() / x.shape[1]]))
+        centered = x - (all_reduce(x.sum(axes)) / count).view(shape)
+        variance = all_reduce(centered.square().sum(axes)) / count
+        normal = centered * torch.rsqrt(variance + self.eps).view(shape)
+        return normal * self.weight.view(shape) + self.bias.view(shape) if self.affine else normal
+
+
+_CLASSES: dict[Any, Any] = {kind: type(f"{kind.__name__}OverRanks", (_OverRanks, kind), {}) for kind in NORMS}
+
+
+def synchronize(module: nn.Module) -> None:
+    """Lets every batch norm of a module use the statistics of all ranks."""
+    for part in module.modules():
+        # The part stays the same object: hooks and references to it remain valid.
+        part.__class__ = _CLASSES.get(type(part), type(part))
+
+
+def _hold(module: nn.Module) -> None:
+    """Lets the running statistics of every batch norm stay as they are."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.momentum = 0.0
+
+
+def _frozen(module: nn.Module) -> dict[str, str]:
+    """Returns a digest of the weights around each batch norm that is frozen with them, but updates its statistics."""
+    found = {}
+    for name, part in module.named_modules():
+        if isinstance(part, NORMS) and part.training and part.track_running_stats and part.momentum != 0:
+            around = list(module.get_submodule(name.rpartition(".")[0]).parameters())
+            if around and not any(parameter.requires_grad for parameter in around):
+                found[name] = digest([around[0], around[-1]])
+    return found
 
 
 class ModuleProbe:
@@ -32,7 +73,7 @@ class ModuleProbe:
     def __init__(self, recorder: Recorder, spec: Spec, steps: StepProbe, micro: MicroBatchProbe | None) -> None:
         self.recorder, self.spec, self.steps, self.micro = recorder, spec, steps, micro
         self.names: dict[int, str] = {}
-        self.outputs: list[dict[str, Any]] = []
+        self._outputs = 0
         self._depth = 0
         # One process has the samples of all ranks.
         self._most_values = _MOST_VALUES * int(spec.interventions.get("ranks", 1))
@@ -71,11 +112,11 @@ class ModuleProbe:
         if self.spec.interventions.get("find_unused"):
             kwargs["find_unused_parameters"] = True
         if self.spec.interventions.get("sync_batch_norm"):
-            batch_norm.synchronize(module)
+            synchronize(module)
         self.name(module)
         self.steps.gradients.watch(module.parameters())
         self.recorder.active = True
-        event = self.recorder.add(
+        self.recorder.add(
             "ddp",
             module=type(module).__name__,
             parameters=[name for name, parameter in module.named_parameters() if parameter.requires_grad],
@@ -83,7 +124,6 @@ class ModuleProbe:
         )
         result = original(wrapped, module, *args, **kwargs)
         self._roots.append(wrapped)
-        event["place"] = event["place"] or ""
         return result
 
     def _widen(self, module: nn.Module) -> None:
@@ -105,7 +145,7 @@ class ModuleProbe:
         )
 
     def _on_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._depth or not _has_parameters(module):
+        if self._depth or next(module.parameters(), None) is None:
             return original(module, *args, **kwargs)
         self._depth += 1
         try:
@@ -120,7 +160,7 @@ class ModuleProbe:
                 modes={name: part.training for name, part in inner.named_modules() if not list(part.children())},
                 random=[name for name, part in inner.named_modules() if _is_random(part)],
                 sensitive=[name for name, part in inner.named_modules() if _has_modes(part)],
-                frozen_norms=batch_norm.frozen(inner),
+                frozen_norms=_frozen(inner),
                 held=self._held(inner),
                 buffers=self._buffers(inner),
                 **self._begin(args, kwargs),
@@ -129,7 +169,7 @@ class ModuleProbe:
                 args, kwargs = self.micro.model_inputs(type(inner).__name__, args, kwargs)
                 self.micro.inside_model = True
             if self.spec.interventions.get("still"):
-                batch_norm.hold(inner)
+                _hold(inner)
                 self._give_other_weights(inner)
                 # Without names: one process may call a part of the module that the ranks call.
                 event["weights"] = "" if torch.is_grad_enabled() else digest(list(inner.state_dict().values()))
@@ -158,8 +198,7 @@ class ModuleProbe:
         trained = {id(parameter) for parameter in self.steps.parameters().values()} if parameters else set()
         if any(id(parameter) in trained for parameter in parameters):
             return ""
-        small = sum(parameter.numel() for parameter in parameters) <= _LARGE and not any(map(is_sharded, parameters))
-        return digest(parameters) if parameters and small else ""
+        return digest(parameters) if parameters and _are_small(parameters) else ""
 
     def _buffers(self, module: nn.Module) -> dict[str, str]:
         """Returns digests of the buffers as the last step left them, apart from those of batch norm, in early steps.
@@ -168,11 +207,10 @@ class ModuleProbe:
         """
         if not (self._is_early() and torch.is_grad_enabled()):
             return {}
-        kinds = (*batch_norm.NORMS, nn.SyncBatchNorm)
+        kinds = (*NORMS, nn.SyncBatchNorm)
         norms = [name for name, part in module.named_modules() if isinstance(part, kinds)]
         found = {name: buffer for name, buffer in module.named_buffers() if name.rpartition(".")[0] not in norms}
-        small = sum(buffer.numel() for buffer in found.values()) <= _LARGE and not any(map(is_sharded, found.values()))
-        return {name: digest(buffer) for name, buffer in found.items()} if small else {}
+        return {name: digest(buffer) for name, buffer in found.items()} if _are_small(found.values()) else {}
 
     def _begin(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """Returns digests of the inputs and of the generators: a resumed run is compared with the first run."""
@@ -180,25 +218,23 @@ class ModuleProbe:
         if self.spec.purpose != "train" or self.spec.world_size < 2 or changed or not torch.is_grad_enabled():
             return {}
         leaves = [leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, torch.Tensor)]
-        small = sum(leaf.numel() for leaf in leaves) <= _LARGE and not any(map(is_sharded, leaves))
-        return {"inputs": [digest(leaf) for leaf in leaves] if small else [], "generators": generators()}
+        inputs = [digest(leaf) for leaf in leaves] if _are_small(leaves) else []
+        return {"inputs": inputs, "generators": generators()}
 
     def _is_early(self) -> bool:
-        wanted = self.spec.purpose == "train" and self.spec.world_size > 1
-        return wanted and 0 < self.recorder.step <= _MOST_HELD
+        return self.spec.purpose == "train" and self.spec.world_size > 1 and 0 < self.recorder.step <= _MOST_HELD
 
     def _keep_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        name, number = self.names.get(id(module)), self._outputs
         leaf = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
-        wanted = leaf is not None and leaf.is_floating_point() and torch.is_grad_enabled() and self.recorder.step == 0
-        leaf = leaf if leaf is None else _thinned(leaf)
-        if not wanted or leaf is None or len(self.outputs) >= _MOST_OUTPUTS or leaf.numel() > self._most_values:
+        wanted = torch.is_grad_enabled() and self.recorder.step == 0 and number < _MOST_OUTPUTS
+        if not wanted or leaf is None or name is None or isinstance(module, DistributedDataParallel):
             return
-        name = self.names.get(id(module))
-        if name is None or isinstance(module, DistributedDataParallel):
-            return
-        number = len(self.outputs)
-        self.recorder.keep(f"out/{number}", leaf)
-        self.outputs.append(self.recorder.add("output", number=number, name=name, module=type(module).__name__))
+        leaf = _thinned(leaf)
+        if leaf.is_floating_point() and leaf.numel() <= self._most_values:
+            self._outputs += 1
+            self.recorder.keep(f"out/{number}", leaf)
+            self.recorder.add("output", number=number, name=name, module=type(module).__name__)
 
     def _on_load(
         self, original: Callable[..., Any], module: nn.Module, state: Mapping[str, Any], *args: Any, **kwargs: Any
@@ -228,15 +264,16 @@ def _thinned(output: torch.Tensor) -> torch.Tensor:
     return output[..., :: step + 1] if step else output
 
 
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+def _are_small(tensors: Collection[torch.Tensor]) -> bool:
+    """Returns whether tensors are worth a digest."""
+    return sum(tensor.numel() for tensor in tensors) <= _LARGE and not any(map(is_sharded, tensors))
 
 
 def _has_modes(part: nn.Module) -> bool:
     """Returns whether a module has other outputs in evaluation mode."""
     if isinstance(part, nn.modules.dropout._DropoutNd):
         return part.p > 0
-    return isinstance(part, batch_norm.NORMS) and part.track_running_stats
+    return isinstance(part, NORMS) and part.track_running_stats
 
 
 def _is_random(part: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.probes.random_replay import Draw
+from ddp_doctor.probes.draws import Draw
 from ddp_doctor.torch_internals import tree_leaves, tree_map
 
 

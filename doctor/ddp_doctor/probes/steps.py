@@ -1,25 +1,165 @@
-"""Probes of the optimizers: gradients of this rank, applied gradients, weights and learning rates of each step."""
+"""Probes of the optimizers: gradients of this rank, applied gradients, weights, and learning rates of each step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ddp_doctor.probes.gradients import GradientProbe
-from ddp_doctor.probes.schedules import ScheduleProbe
 from ddp_doctor.probes.state import StateProbe
-from ddp_doctor.probes.wrap import before, wrap
+from ddp_doctor.probes.wrap import wrap
 from ddp_doctor.records.recorder import Recorder, digest, is_sharded, user_stack
 from ddp_doctor.records.spec import Spec
 
-# Tensors of larger models are recorded in the first step alone.
+# The gradients of more backward passes per step are not recorded one by one.
+_MOST_PARTS = 16
+# Of more values without an optimizer, one parameter is followed; of larger models, tensors are recorded in the first
+# step alone.
 _LARGE = 5_000_000
-_MOST_STEPS = 6
+# The steps of a run whose tensors are recorded, and of a schedule after the last step that the program makes.
+_MOST_STEPS, _AHEAD = 6, 2_000
+
+
+class GradientProbe:
+    """Observes the gradients of parameters.
+
+    Attributes:
+        local: Sums of the gradients of this rank since the last step, by the identity of the parameter.
+        micro: The gradient of each backward pass with its number, by the identity of the parameter.
+        stale: Identities of parameters whose gradient of an earlier step was still there.
+        passes: Number of backward passes since the last step.
+    """
+
+    def __init__(self, recorder: Recorder, spec: Spec) -> None:
+        self.recorder, self.spec = recorder, spec
+        self.local: dict[int, torch.Tensor] = {}
+        self.micro: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        self.stale: set[int] = set()
+        self.passes = 0
+        self.weights = [float(weight) for weight in spec.interventions.get("weights", ())]
+        self._hooked: dict[int, torch.Tensor] = {}
+        self._applied, self._reached = set[int](), set[int]()
+
+    def forget(self) -> None:
+        """Forgets the gradients so far."""
+        for known in (self.local, self.micro, self.stale, self._applied, self._reached):
+            known.clear()
+
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Records the gradients that this rank computes for the parameters."""
+        for parameter in parameters:
+            if id(parameter) not in self._hooked and parameter.requires_grad and parameter.is_leaf:
+                # The reference keeps the identity from being used again.
+                self._hooked[id(parameter)] = parameter
+                parameter.register_hook(functools.partial(self._on_gradient, parameter))
+
+    def keep(self, key: str, parameter: torch.Tensor) -> None:
+        """Records the gradients of a parameter in the current step: of this rank, and of each backward pass."""
+        step = self.recorder.step
+        if id(parameter) in self.local:
+            self.recorder.keep(f"local/{step}/{key}", self.local[id(parameter)])
+        parts = self.micro.get(id(parameter), ())
+        for micro, part in parts if 1 < len(parts) <= _MOST_PARTS else ():
+            self.recorder.keep(f"micro{micro}/{step}/{key}", part)
+
+    def step(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Begins the next step of the parameters that an optimizer applies now."""
+        for parameter in parameters:
+            self.local.pop(id(parameter), None)
+            self.micro.pop(id(parameter), None)
+            self.stale.discard(id(parameter))
+            if parameter.grad is not None:
+                self._applied.add(id(parameter))
+        self.passes = 0
+
+    def without_optimizer(self, owned: set[int]) -> Sequence[tuple[int, str]]:
+        """Returns identities and digests of parameters that get gradients and are not in a set of identities."""
+        # A parameter that was frozen since is not meant to change.
+        found = [self._hooked[key] for key in self._reached - owned if self._hooked[key].requires_grad]
+        if sum(parameter.numel() for parameter in found) > _LARGE:
+            found = found[:1]
+        return [(id(parameter), digest(parameter)) for parameter in found]
+
+    def _on_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+        known = self.local.get(id(parameter))
+        if self.recorder.step < self.spec.steps and self.spec.purpose == "numbers":
+            self.micro.setdefault(id(parameter), []).append((self.passes - 1, gradient.detach().clone()))
+        self._reached.add(id(parameter))
+        if id(parameter) in self._applied:
+            left = parameter.grad is not None and bool(parameter.grad.any())
+            (self.stale.add if left else self.stale.discard)(id(parameter))
+            if not left:
+                self._applied.discard(id(parameter))
+        new = gradient.detach()
+        self.local[id(parameter)] = new.clone() if known is None else known + new
+        return gradient * self.weights[self.recorder.rank] if self.weights else None
+
+
+class ScheduleProbe:
+    """Records each step of a schedule, and at the end what it would have become.
+
+    Attributes:
+        known: The schedules, in the order of their first steps.
+    """
+
+    def __init__(self, recorder: Recorder, spec: Spec) -> None:
+        self.recorder, self.spec = recorder, spec
+        self.known: list[LRScheduler] = []
+        self._stepped: dict[int, int] = {}
+        self._calls: Counter[int] = Counter()
+        self._is_ahead = False
+
+    def install(self) -> None:
+        """Installs the probe."""
+        wrap(LRScheduler, "step", self._on_step)
+        wrap(ReduceLROnPlateau, "step", self._on_metric)
+
+    def _on_metric(self, original: Callable[..., Any], scheduler: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
+        with suppress(TypeError, ValueError):
+            self.recorder.add("metric of schedule", name=type(scheduler).__name__, value=float(metrics))
+        return original(scheduler, metrics, *args, **kwargs)
+
+    def look_ahead(self) -> None:
+        """Records the learning rates of the steps that a whole training run makes; nothing trains afterwards."""
+        self._is_ahead = True
+        for number, scheduler in enumerate(self.known):
+            if not type(scheduler).__module__.startswith("torch."):
+                # A class of the program may need the other ranks.
+                continue
+            group = scheduler.optimizer.param_groups[0]
+            base, rates = group.get("initial_lr"), [float(group["lr"])]
+            # OneCycleLR has a last step, and a schedule of the program may need more than its own state.
+            with suppress(Exception):
+                while base and len(rates) < _AHEAD:
+                    scheduler.step()
+                    rates.append(float(group["lr"]))
+            if base:
+                self.recorder.add(
+                    "ahead", scheduler=number, calls=self._calls[number], rates=[rate / float(base) for rate in rates]
+                )
+
+    def _on_step(self, original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        if self._is_ahead:
+            return original(scheduler, *args, **kwargs)
+        if not any(other is scheduler for other in self.known):
+            self.known.append(scheduler)
+        number = next(place for place, other in enumerate(self.known) if other is scheduler)
+        again = self._stepped.get(number) == self.recorder.step > 0
+        self._stepped[number] = self.recorder.step
+        if again and self.spec.interventions.get("step_schedules_once"):
+            return None
+        # torch makes the first call, before any optimizer step.
+        self._calls[number] += self.recorder.step > 0
+        self.recorder.add("scheduler", name=type(scheduler).__name__, scheduler=number)
+        return original(scheduler, *args, **kwargs)
 
 
 class StepProbe:
@@ -55,11 +195,6 @@ class StepProbe:
         wrap(Optimizer, "add_param_group", self._on_param_group)
         wrap(torch.Tensor, "backward", self._on_backward)
         wrap(torch.autograd, "backward", self._on_backward)
-        before(
-            Optimizer,
-            "zero_grad",
-            lambda optimizer, *_, **__: self.recorder.add("zero_grad", optimizer=self._number(optimizer)),
-        )
         self.schedules.install()
 
     def forget(self) -> None:

@@ -96,7 +96,7 @@ class TrainerProbe:
         names = list(inspect.signature(type(callback).__init__).parameters)[1:]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("monitor"):
-            self.recorder.add("monitor", name=str(given["monitor"]), callback=type(callback).__name__)
+            self.recorder.add("monitor", name=str(given["monitor"]))
 
 
 def _as_seen(name: str, short: Callable[[Any], Any], whole: Callable[[Any, Any], Any], trainer: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.records.packing import unpacked
+from ddp_doctor.records.recorder import unpacked
 from ddp_doctor.records.spec import PACKAGE, Spec
 
 # What a rank says when it has lost another one.
