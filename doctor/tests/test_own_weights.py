@@ -13,8 +13,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from ddp_doctor.evidence.communication import averaged_weights, own_models, shards
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.held_weights import buffer_of_each_rank
 from ddp_doctor.evidence.order import repeated_samples
+from ddp_doctor.faults.ld015_loss_sees_one_rank import _buffer_of_each_rank
 from ddp_doctor.probes.samples import _selection
 
 KEYS = {"0:0": "weight", "0:1": "bias"}
@@ -116,7 +116,7 @@ def test_a_buffer_that_each_rank_updates_is_named(second: str, broadcast: bool) 
         ]
         for value in ("a", second)
     ]
-    assert buffer_of_each_rank(trained(*ranks)) == (None if second == "a" else ("queue", broadcast))
+    assert _buffer_of_each_rank(trained(*ranks)) == (None if second == "a" else ("queue", broadcast))
 
 
 @pytest.mark.parametrize(

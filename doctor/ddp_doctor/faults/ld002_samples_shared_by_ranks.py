@@ -17,7 +17,7 @@ from ddp_doctor.evidence.order import (
     training_epochs,
 )
 from ddp_doctor.evidence.requirements import communicating, training_indices
-from ddp_doctor.evidence.samplers import replaced_sampler
+from ddp_doctor.faults.ld004_sampler_replaced import replaced_sampler
 from ddp_doctor.findings import Finding, fault, not_applicable, unclear
 
 CODE = "LD002"

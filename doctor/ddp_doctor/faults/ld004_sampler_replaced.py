@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import indices_known, names, training_epochs
+from ddp_doctor.evidence.order import Event, contents, indices_known, names, training_epochs
 from ddp_doctor.evidence.requirements import training_indices
-from ddp_doctor.evidence.samplers import replaced_sampler, split_twice
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 
 CODE = "LD004"
@@ -32,49 +31,83 @@ STRUCTURAL = True
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the sampler and its samples on one process and on the ranks."""
-    if parts := _too_many_parts(evidence):
-        return [parts]
-    found = replaced_sampler(evidence)
-    if found is None:
-        return _split_twice(evidence)
-    one, several, lost = found
-    alone, together = len(set(one["indices"])), len({index for event in several for index in event["indices"]})
-    examples = ", ".join(str(index) for index in sorted(lost)[:4])
-    message = (
-        f"On one process the sampler is a {one['sampler']}, which gives {alone} samples per epoch. On "
-        f"{names(range(len(several)))} a {several[0]['sampler']} takes its place, which gives them {together} samples "
-        f"together: {len(lost)} are never seen, such as {examples}."
-    )
-    return [fault(message, several[0]["step"], "", f"{len(lost)} of {alone} samples lost", one["place"])]
+    found = _too_many_parts(evidence) or replaced_sampler(evidence) or split_twice(evidence)
+    return [found] if found else []
 
 
 def _too_many_parts(evidence: Evidence) -> Finding | None:
     """Finds a sampler that divides the samples among more ranks than there are."""
     for events in training_epochs(evidence.ranks):
         parts, drawn = events[0].get("replicas", 0), {index for event in events for index in event["indices"]}
-        if parts > len(evidence.ranks) and indices_known(events) and len(drawn) < (events[0]["samples"] or 0):
-            total = events[0]["samples"]
+        total = events[0]["samples"] or 0
+        if parts > len(evidence.ranks) and indices_known(events) and len(drawn) < total:
             message = (
                 f"The {events[0]['sampler']} divides the samples among {parts} ranks, but {len(evidence.ranks)} train: "
                 f"an epoch has {len(drawn)} of {total} samples."
             )
-            amount = f"{total - len(drawn)} of {total} samples lost"
-            return fault(message, events[0]["step"], "", amount, events[0]["place"])
+            return _finding(message, total - len(drawn), total, events[0], events[0]["place"])
     return None
 
 
-def _split_twice(evidence: Evidence) -> list[Finding]:
-    """Finds ranks that each have a part of the samples as their own data set, which their sampler divides again."""
-    found = split_twice(evidence)
-    if found is None:
-        return []
-    samples, drawn, event = found
+def replaced_sampler(evidence: Evidence) -> Finding | None:
+    """Finds a sampler of the user that is replaced on several ranks, so that samples are lost."""
+    first = _first_epochs(evidence)
+    if first is None:
+        return None
+    one, several = first
+    usual = {"RandomSampler", "SequentialSampler", None, *(event["sampler"] for event in several)}
+    alone, together = set(one["indices"]), {index for event in several for index in event["indices"]}
+    lost, drawn = alone - together, len(one["indices"])
+    # A sampler with replacement draws random samples in each epoch.
+    if one["sampler"] in usual or len(alone) < drawn:
+        return None
+    if len(lost) <= max(*one["sizes"], 1) * len(several) and len(lost) <= drawn / 4:
+        return None
+    examples = ", ".join(str(index) for index in sorted(lost)[:4])
     message = (
-        f"Each of {names(range(len(evidence.ranks)))} has its own part of the {samples} samples, and a "
-        f"{event['sampler']} divides it again: an epoch of all ranks has {drawn} samples, and {samples - drawn} are "
-        "not seen in it."
+        f"On one process the sampler is a {one['sampler']}, which gives {len(alone)} samples per epoch. On "
+        f"{names(range(len(several)))} a {several[0]['sampler']} takes its place, which gives them {len(together)} "
+        f"samples together: {len(lost)} are never seen, such as {examples}."
     )
-    return [fault(message, event["step"], "", f"{samples - drawn} of {samples} samples lost", event["place"])]
+    return _finding(message, len(lost), len(alone), several[0], one["place"])
+
+
+def split_twice(evidence: Evidence) -> Finding | None:
+    """Finds ranks that each have their own part of the samples, which their sampler divides again.
+
+    The sizes say it: the parts have as many samples together as one process has, and a sampler takes one of N.
+    """
+    first, ranks = _first_epochs(evidence), len(evidence.ranks)
+    if first is None or ranks < 2 or not first[0]["samples"]:
+        return None
+    one, several = first
+    total, batch = one["samples"], max(*one["sizes"], 1)
+    sizes, drawn = [event["samples"] or 0 for event in several], [len(set(event["indices"])) for event in several]
+    split = abs(sum(sizes) - total) < ranks and max(sizes) < total and len(set(one["indices"])) > total - batch
+    again = all(count <= size / ranks + batch for size, count in zip(sizes, drawn, strict=True))
+    if not split or not again or sum(drawn) > 3 * total / 4:
+        return None
+    # An index beyond the size is that of a data set below a Subset.
+    subset = any(max(event["indices"]) >= size for event, size in zip(several, sizes, strict=True))
+    if contents(evidence.ranks, several[0]["base"]).same is not subset:
+        return None
+    message = (
+        f"Each of {names(range(ranks))} has its own part of the {total} samples, and a {several[0]['sampler']} divides "
+        f"it again: an epoch of all ranks has {sum(drawn)} samples, and {total - sum(drawn)} are not seen in it."
+    )
+    return _finding(message, total - sum(drawn), total, several[0], several[0]["place"])
+
+
+def _first_epochs(evidence: Evidence) -> tuple[Event, list[Event]] | None:
+    """Returns the first epoch on one process and on the ranks, if all their indices are known."""
+    one = evidence.single.training_epochs[:1] if evidence.single else []
+    several = training_epochs(evidence.ranks)[:1]
+    known = one and several and indices_known(one) and indices_known(several[0])
+    return (one[0], several[0]) if known else None
+
+
+def _finding(message: str, lost: int, total: int, event: Event, place: str) -> Finding:
+    return fault(message, event["step"], "", f"{lost} of {total} samples lost", place)
 
 
 def _own_sampler(evidence: Evidence) -> Finding | None:

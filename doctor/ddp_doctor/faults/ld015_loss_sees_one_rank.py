@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
-from ddp_doctor.evidence.held_weights import buffer_of_each_rank
 from ddp_doctor.evidence.requirements import compared_at_once
 from ddp_doctor.findings import Finding, cannot_tell, depends, fault
 
@@ -50,26 +49,42 @@ def check(evidence: Evidence) -> list[Finding]:
         return [depends(message, *where, loss_place(evidence))]
     if not found.modules_seen:
         return [cannot_tell("The gradients differ, but the outputs of some modules are not known.")]
-    gathers = [event for event in evidence.ranks[0].of_kind("collective") if event["op"].startswith("all_gather")]
-    gathers = [event for event in gathers if event["step"] == found.step]
+    place = loss_place(evidence)
     left = f"The gradients of the ranks leave {found.residual:.1e} of that of one process, although all modules agree"
-    if gathers:
-        message = f"{left}: the loss gathers samples of all ranks, but {gathers[0]['op']} passes no gradient to them."
-        return [fault(message, *where, gathers[0]["place"])]
-    if found.step >= len({event["optimizer"] for event in evidence.ranks[0].of_kind("step")}):
-        if buffer := buffer_of_each_rank(evidence):
-            name, is_replaced = buffer
-            message = f"{left}, because each rank updates the buffer {name} with its own samples alone"
-            message += ": DistributedDataParallel then replaces it with that of rank 0." if is_replaced else "."
-            return [fault(message, found.step, name, found.measured, loss_place(evidence))]
+    for event in evidence.ranks[0].of_kind("collective"):
+        if event["op"].startswith("all_gather") and event["step"] == found.step:
+            message = f"{left}: the loss gathers samples of all ranks, but {event['op']} passes no gradient to them."
+            return [fault(message, *where, event["place"])]
+    if found.step < len({event["optimizer"] for event in evidence.ranks[0].of_kind("step")}):
         message = (
-            f"{left}, and although the step before agreed. Something beside the parameters and buffers, such as a "
-            "codebook or a queue, is updated by each rank with its own samples and not reduced, or the loss combines "
-            "the samples of a batch."
+            f"{left}: the loss combines the samples of a batch, such as the negatives of a contrastive loss, and sees "
+            "those of one rank only."
         )
-        return [depends(message, *where, loss_place(evidence))]
+        return [depends(message, *where, place)]
+    if buffer := _buffer_of_each_rank(evidence):
+        name, is_replaced = buffer
+        message = f"{left}, because each rank updates the buffer {name} with its own samples alone"
+        message += ": DistributedDataParallel then replaces it with that of rank 0." if is_replaced else "."
+        return [fault(message, found.step, name, found.measured, place)]
     message = (
-        f"{left}: the loss combines the samples of a batch, such as the negatives of a contrastive loss, and sees "
-        "those of one rank only."
+        f"{left}, and although the step before agreed. Something beside the parameters and buffers, such as a "
+        "codebook or a queue, is updated by each rank with its own samples and not reduced, or the loss combines "
+        "the samples of a batch."
     )
-    return [depends(message, *where, loss_place(evidence))]
+    return [depends(message, *where, place)]
+
+
+def _buffer_of_each_rank(evidence: Evidence) -> tuple[str, bool] | None:
+    """Returns the first buffer in which a step has left other values on each rank, and whether DDP replaces it.
+
+    Buffers of batch norm do not count: LD012 reports them.
+    """
+    for calls in zip(*(rank.of_kind("forward") for rank in evidence.trained), strict=False):
+        first = calls[0].get("buffers") or {}
+        if any((call["module"], call["step"]) != (calls[0]["module"], calls[0]["step"]) for call in calls):
+            return None
+        for name, value in first.items():
+            if any(call["buffers"].get(name, value) != value for call in calls):
+                broadcast = any(event["buffers"] for event in evidence.trained[0].of_kind("ddp_forward"))
+                return name, broadcast
+    return None

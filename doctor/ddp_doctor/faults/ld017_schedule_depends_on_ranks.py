@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import skipping_rank
-from ddp_doctor.evidence.samplers import split_twice
+from ddp_doctor.faults.ld004_sampler_replaced import split_twice
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord
 

@@ -6,7 +6,6 @@ import torch
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import Divergence, first_divergence, later_divergence, loss_place
-from ddp_doctor.evidence.held_weights import held_differently
 from ddp_doctor.evidence.order import names
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed, unclear
@@ -41,12 +40,8 @@ NEEDS = (optimizer_steps, averages_gradients)
 def check(evidence: Evidence) -> list[Finding]:
     """Reports what differs, if the checks before it have said nothing about it."""
     found = first_divergence(evidence)
-    if held := None if found else held_differently(evidence):
-        message = (
-            f"The {held.module} is called on all ranks and is not trained, such as a teacher or an average, but its "
-            f"weights differ between {names(held.ranks)}."
-        )
-        return [fault(message, held.step, place=held.place)]
+    if held := None if found else _held_differently(evidence):
+        return [held]
     if later := None if found or evidence.faulty else later_divergence(evidence):
         message = (
             f"After optimizer step {later.step}, the ranks have different weights. All steps before agree: what the "
@@ -70,6 +65,23 @@ def check(evidence: Evidence) -> list[Finding]:
         )
         return [unclear(message, reference.step, reference.tensor, reference.measured, loss_place(evidence))]
     return []
+
+
+def _held_differently(evidence: Evidence) -> Finding | None:
+    """Finds the first call of a network that all ranks make with different weights."""
+    calls = ([event for event in rank.of_kind("forward") if event.get("held")] for rank in evidence.trained)
+    for first, *others in zip(*calls, strict=False):
+        if any(call[key] != first[key] for call in others for key in ("module", "place", "step")):
+            # The ranks call other networks, so that their calls cannot be compared.
+            return None
+        for rank, call in enumerate(others, 1):
+            if call["held"] != first["held"]:
+                message = (
+                    f"The {first['module']} is called on all ranks and is not trained, such as a teacher or an "
+                    f"average, but its weights differ between {names([0, rank])}."
+                )
+                return fault(message, first["step"], place=first["place"])
+    return None
 
 
 def _rates(evidence: Evidence, step: int) -> str:
