@@ -18,31 +18,11 @@ from ddp_doctor.files import kernel
 from ddp_doctor.processes import die_with_parent
 
 # File systems of the kernel, which are no files of the user. Devices are shown as they are.
-_SHOWN = frozenset(
-    [
-        "autofs",
-        "binfmt_misc",
-        "bpf",
-        "cgroup",
-        "cgroup2",
-        "configfs",
-        "debugfs",
-        "devpts",
-        "devtmpfs",
-        "efivarfs",
-        "fusectl",
-        "hugetlbfs",
-        "mqueue",
-        "nsfs",
-        "proc",
-        "pstore",
-        "rpc_pipefs",
-        "securityfs",
-        "selinuxfs",
-        "sysfs",
-        "tracefs",
-    ]
-)
+_SHOWN = {
+    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
+    "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs",
+    "tracefs",
+}  # fmt: skip
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 # A larger file beside a mount is shown read-only, and not copied.
 _MOST_BYTES = 16 << 20
@@ -59,12 +39,16 @@ def mounts() -> dict[str, str]:
 
 
 def separate() -> bool:
-    """Moves this process to a new mount namespace; returns whether it needs a user namespace."""
-    if os.geteuid() == 0:
+    """Moves this process to a new mount namespace; returns whether it needs a user namespace, with its user alone."""
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
         with suppress(OSError):
             kernel.unshare(kernel.NEW_MOUNTS)
             return False
     kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_USERS)
+    known = (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"))
+    for name, text in known:
+        Path("/proc/self", name).write_text(text)
     return True
 
 

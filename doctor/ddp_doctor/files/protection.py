@@ -137,10 +137,10 @@ class Protection:
             sources = [(self.folder / COPY, Path("/"))]
         for source, place in sources:
             for path in _files(source):
-                # What the code has not changed is as the doctor has copied it.
-                if self._copied.get(path) != path.lstat().st_ctime_ns:
-                    end = target / place.relative_to("/") / path.relative_to(source)
-                    with suppress(OSError):
+                with suppress(OSError):
+                    # What the code has not changed is as the doctor has copied it.
+                    if self._copied.get(path) != path.lstat().st_ctime_ns:
+                        end = target / place.relative_to("/") / path.relative_to(source)
                         end.parent.mkdir(parents=True, exist_ok=True)
                         shutil.copy2(path, end, follow_symlinks=False)
 

@@ -14,7 +14,7 @@ from typing import Any
 from ddp_doctor.files.private_view import PrivateView, separate
 from ddp_doctor.processes import die_with_parent
 
-_NAMESPACES = ("user", "mnt")
+_MOST_ENTRIES = 20_000
 
 
 class ViewProcess:
@@ -38,91 +38,46 @@ class ViewProcess:
             os.close(handle)
         self._handles.clear()
         answer, told = os.pipe()
-        wait, proceed = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
-                os.close(proceed)
-                os.close(answer)
-                _make(folder, layers, told, wait)
+                die_with_parent()
+                os.write(told, f"{json.dumps(_made(folder, layers))}\n".encode())
+                signal.pause()
             finally:
                 os._exit(0)
         os.close(told)
-        os.close(wait)
-        with os.fdopen(answer) as answers:
-            try:
-                return self._finish(pid, answers, proceed, layers)
-            except OSError as error:
-                return {"error": str(error)}
-            finally:
-                os.close(proceed)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+        try:
+            with os.fdopen(answer) as answers:
+                made: dict[str, Any] = json.loads(answers.readline() or '{"error": "the process was lost"}')
+            return made if "error" in made else {**made, **self._take(pid, made, layers)}
+        except OSError as error:
+            return {"error": str(error)}
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
-    def _finish(self, pid: int, answers: Any, proceed: int, layers: Path) -> dict[str, Any]:
-        single = False
-        found: dict[str, Any] = json.loads(answers.readline() or '{"error": "the process was lost"}')
-        if "error" in found:
-            return found
-        if found["users"] and not map_users(pid):
-            single = True
-            if other := foreign_file(Path.cwd()):
-                return {"error": f"{other} belongs to another user or group"}
-        os.write(proceed, b"\n")
-        made: dict[str, Any] = json.loads(answers.readline() or '{"error": "the process was lost"}')
-        if "error" in made:
-            return made
-        names = _NAMESPACES if found["users"] else _NAMESPACES[1:]
-        paths = [f"/proc/{pid}/ns/{name}" for name in names]
+    def _take(self, pid: int, made: dict[str, Any], layers: Path) -> dict[str, Any]:
+        """Keeps the view of a process, although the process ends."""
+        paths = [f"/proc/{pid}/ns/{name}" for name in (("user", "mnt") if made["single"] else ("mnt",))]
         paths.append(f"/proc/{pid}/root{layers}" if made["in_memory"] else str(layers))
-        # They keep the view, although this process of it ends.
         self._handles = [os.open(path, os.O_RDONLY) for path in paths]
         *namespaces, shown = (f"/proc/{os.getpid()}/fd/{handle}" for handle in self._handles)
-        return {**made, "namespaces": namespaces, "layers": shown, "single": single}
+        return {"namespaces": namespaces, "layers": shown}
 
 
-def _make(folder: Path, layers: Path, told: int, wait: int) -> None:
-    die_with_parent()
-
-    def tell(**values: Any) -> None:
-        os.write(told, (json.dumps(values) + "\n").encode())
-
+def _made(folder: Path, layers: Path) -> dict[str, Any]:
+    """Makes a view in this process, and describes it."""
     try:
-        foreign = foreign_folders()
-        users = separate()
-        tell(users=users)
-        os.read(wait, 1)
-        view = PrivateView(folder, layers, in_user_namespace=users, foreign=foreign)
+        single = separate()
+        if single and (other := foreign_file(Path.cwd())):
+            return {"error": f"{other} belongs to another user or group"}
+        view = PrivateView(folder, layers, in_user_namespace=single, foreign=foreign_folders() if single else ())
         view.make()
     except OSError as error:
-        tell(error=str(error))
-        return
-    tell(read_only=view.read_only, places=view.places, in_memory=view.in_memory)
-    os.read(wait, 1)
-
-
-_MOST_ENTRIES = 20_000
-
-
-def map_users(pid: int) -> bool:
-    """Gives the users and groups in the namespace of a process the numbers that they have here.
-
-    Returns:
-        Whether all are known there. Without the rights of root, a process may map itself alone.
-    """
-    process = Path(f"/proc/{pid}")
-    for kind in ("uid", "gid"):
-        known = [line.split() for line in Path(f"/proc/self/{kind}_map").read_text().splitlines()]
-        try:
-            (process / f"{kind}_map").write_text("".join(f"{inner} {inner} {count}\n" for inner, _, count in known))
-        except PermissionError:
-            if kind == "uid":
-                (process / "uid_map").write_text(f"{os.geteuid()} {os.geteuid()} 1\n")
-            (process / "setgroups").write_text("deny")
-            (process / "gid_map").write_text(f"{os.getegid()} {os.getegid()} 1\n")
-            return False
-    return True
+        return {"error": str(error)}
+    return {"read_only": view.read_only, "places": view.places, "in_memory": view.in_memory, "single": single}
 
 
 def foreign_folders() -> list[str]:
