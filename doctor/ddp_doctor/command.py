@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import shlex
-import shutil
 import sys
 import textwrap
 import traceback
@@ -14,18 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_doctor.accepted import accept_baseline, baseline_text
-from ddp_doctor.errors import DoctorError, InputError, StoppedError, nearest
+from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import Report
-from ddp_doctor.flags import ALL, flags_of_doctor, names_of, reject_unknown, width_of_text
-from ddp_doctor.output.formats import FORMATS, formatted
+from ddp_doctor.flags import parse
+from ddp_doctor.output.formats import formatted
 from ddp_doctor.output.links import page_address
 from ddp_doctor.output.progress import shown_progress
 from ddp_doctor.output.terminal import print_text
-from ddp_doctor.request import PROGRAMS, check_request
-from ddp_doctor.settings import read_settings
+from ddp_doctor.request import check_request
 from ddp_doctor.stop import recorded_signals
-from ddp_doctor.versions import VERSION
+
+_OPTIONS = (
+    *("only", "skip", "devices", "steps", "samples", "timeout", "args", "config", "command"),
+    *("keep_output", "baseline", "gpu_as_cpu"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,19 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The words after the program; by default those of the process.
     """
+    words = sys.argv[1:] if argv is None else argv
     try:
-        words = sys.argv[1:] if argv is None else argv
-        if words and words[0] == "--complete":
-            for word in complete(*_typed_words()):
-                print_text(word)
-            return 0
-        if words and words[0] == "watch":
+        if list(words[:1]) == ["watch"]:
             # It passes signals on to the run.
             from ddp_doctor.watch.command import main as watch
 
             return watch(words[1:])
         with recorded_signals():
-            return _run(words)
+            return _run(parse(words))
     except DoctorError as error:
         print_text(str(error) if isinstance(error, StoppedError) else f"error: {error}", sys.stderr)
         return error.exit_code
@@ -57,47 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return InputError.exit_code
 
 
-def complete(words: Sequence[str], current: str) -> list[str]:
-    """Returns the words that can follow in a command line, for the shell; without one, it completes names of files.
-
-    Args:
-        words: The words before the cursor, without the program.
-        current: The beginning of the word at the cursor.
-    """
-    if "--" in words:
-        return []
-    codes = [*describe(), "structural"]
-    values = {"--explain": codes, "--only": codes, "--skip": codes, "--format": list(FORMATS), "--help": [ALL]}
-    known = values.get(words[-1], []) if words else ["watch"]
-    if current.startswith("-"):
-        watch = words[:1] == ["watch"]
-        known = ["--every", "--records", "--help"] if watch else names_of(flags_of_doctor())
-    return [each for each in known if each.startswith(current)]
-
-
-def _typed_words() -> tuple[list[str], str]:
-    """Returns the words before the cursor and the beginning of the word at it, as bash passes them."""
-    line = os.environ.get("COMP_LINE", "")
-    before = line[: int(os.environ.get("COMP_POINT") or len(line))]
-    words = before.split()
-    current = "" if not words or before[-1].isspace() else words.pop()
-    return words[1:], current
-
-
-def _run(words: Sequence[str]) -> int:
-    request = parse(words)
-    if request.help:
-        print_text(flags_of_doctor(everything=request.help == ALL).format_help().rstrip())
-        return 0
-    if request.version:
-        print_text(f"ddp-doctor {VERSION}")
-        return 0
+def _run(request: argparse.Namespace) -> int:
     if request.explain:
-        print_text(explain(_known_code(request.explain)))
+        print_text(explain(request.explain))
         return 0
-    if request.target and ":" not in request.target and (hint := nearest(request.target, ["watch"])):
-        raise InputError(f"Unknown command {request.target}{hint}")
-    only, skip = ([_known_code(code) for code in _codes(request, flag)] for flag in ("only", "skip"))
     check_request(request)
     what = request.target or request.config or shlex.join(request.command)
     # The output of a format is for a program.
@@ -107,15 +66,16 @@ def _run(words: Sequence[str]) -> int:
     print_text(begun, stream)
     from ddp_doctor.examination import examine
 
-    names = ("devices", "steps", "samples", "timeout", "args", "config", "command", "keep_output")
-    options = {name: getattr(request, name) for name in (*names, "baseline", "gpu_as_cpu")}
+    options = {name: getattr(request, name) for name in _OPTIONS}
     with shown_progress(stream) as progress:
-        report = examine(request.target, request.data, only=only, skip=skip, on_stage=progress.begin, **options)
-    if request.write_baseline and report.exit_code < 2:
-        write_text(Path(request.write_baseline), baseline_text(report))
-        report = accept_baseline(report, request.write_baseline)
-    print_text(formatted(report, request.format if own else "text", program(), verbose=request.verbose))
+        report = examine(request.target, request.data, on_stage=progress.begin, **options)
     try:
+        try:
+            if request.write_baseline and report.exit_code < 2:
+                Path(request.write_baseline).write_text(baseline_text(report), encoding="utf-8")
+                report = accept_baseline(report, request.write_baseline)
+        finally:
+            print_text(formatted(report, request.format if own else "text", verbose=request.verbose))
         _write(report, request)
     except OSError as error:
         raise InputError(f"The report cannot be written: {error}.") from error
@@ -124,107 +84,20 @@ def _run(words: Sequence[str]) -> int:
 
 def _write(report: Report, request: argparse.Namespace) -> None:
     """Writes the files that a request names."""
-    if request.output:
-        write_text(Path(request.output), formatted(report, request.format, program(), verbose=request.verbose) + "\n")
-    if request.json:
-        write_text(Path(request.json), formatted(report, "json") + "\n")
+    for path, form in ((request.output, request.format), (request.json, "json")):
+        if path:
+            Path(path).write_text(formatted(report, form, verbose=request.verbose) + "\n", encoding="utf-8")
     if request.html:
         from ddp_doctor.output.page import page_of
 
-        write_text(Path(request.html), page_of(report))
-
-
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Returns the values of all flags, `target`, `args` and `command`.
-
-    Raises:
-        InputError: A flag is unknown, or its value is wrong.
-    """
-    marks = (place for place, word in enumerate(words) if word == "--" or word.partition("=")[0] == "--args")
-    end = next(marks, len(words))
-    # What follows belongs to the examined code.
-    own, rest = list(words[:end]), list(words[end:])
-    place = next((place for place, word in enumerate(own) if Path(word).name in PROGRAMS), None)
-    if place is not None and not rest:
-        raise InputError(f"A command follows --: ddp-doctor {shlex.join([*own[:place], '--', *own[place:]])}")
-    parser = flags_of_doctor()
-    known = names_of(parser)
-    request, unknown = parser.parse_known_args(own, _defaults(parser, known))
-    flags = [word.partition("=")[0] for word in own if word.startswith("--")]
-    for word in unknown:
-        if not word.startswith("-"):
-            raise InputError(f"The doctor examines one target, but {request.target} and {word} are given.")
-        reject_unknown([word], known)
-    if twice := [flag for flag in flags if flags.count(flag) > 1]:
-        raise InputError(f"{twice[0]} is given twice.")
-    mark = rest[0] if rest else ""
-    request.command = rest[1:] if mark == "--" else []
-    request.args = [*mark.split("=", 1)[1:], *rest[1:]] if mark not in {"", "--"} else []
-    return request
-
-
-def _defaults(parser: argparse.ArgumentParser, flags: Sequence[str]) -> argparse.Namespace:
-    """Returns the values that `pyproject.toml` gives."""
-    where, words = read_settings(flags)
-    try:
-        return parser.parse_args(words)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-
-
-def program() -> str:
-    """Returns the command as it can be pasted."""
-    started = Path(sys.argv[0])
-    elsewhere = started.name == "ddp-doctor" and shutil.which("ddp-doctor") is None
-    return shlex.quote(str(started)) if elsewhere else "ddp-doctor"
+        Path(request.html).write_text(page_of(report), encoding="utf-8")
 
 
 def explain(code: str) -> str:
     """Returns the cause, wrong code, the fix, the threads and the page of a check."""
-    check = describe()[code]
-    parts = [f"{code}  {check.title}", "", *textwrap.wrap(check.cause, width_of_text()), ""]
-    parts += ["Wrong:", *(f"  {line}" for line in check.wrong.splitlines()), "", "Fix:"]
-    for line in check.fix.splitlines():
-        # Lines of code keep their indentation.
-        parts += textwrap.wrap(
-            line, width_of_text(), initial_indent="  ", subsequent_indent="  ", drop_whitespace=False
-        ) or [""]
-    parts += ["", "Reported in:", *(f"  {thread}" for thread in check.threads)]
-    page = page_address(code)
-    return "\n".join([*parts, *(["", f"page      {page}"] if page else [])])
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file atomically.
-
-    Raises:
-        OSError: It cannot be written; an old file stays as it is.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _codes(request: argparse.Namespace, flag: str) -> list[str]:
-    text = getattr(request, flag)
-    codes = [code.strip() for code in (text or "").split(",") if code.strip()]
-    if text is not None and not codes:
-        raise InputError(f"--{flag} needs a code, such as LD001.")
-    return codes
-
-
-def _known_code(code: str) -> str:
-    known = [*describe(), "structural"]
-    for name in known:
-        if code.lower() == name.lower():
-            return name
-    # A number that is similar to another one means nothing.
-    similar = "" if re.fullmatch(r"(LD)?\d+", code, re.IGNORECASE) else nearest(code.lower(), ["structural"])
-    hint = similar or f": the checks are {known[0]} to {known[-2]}, and structural names a group; commas separate them."
-    raise InputError(f"There is no check {code}{hint}")
+    check, page = describe()[code], page_address(code)
+    parts = {"Wrong": check.wrong, "Fix": check.fix, "Reported in": "\n".join(check.threads)}
+    blocks = [f"{title}:\n{textwrap.indent(text.rstrip(), '  ')}" for title, text in parts.items()]
+    return "\n\n".join(
+        [f"{code}  {check.title}", check.cause.rstrip(), *blocks, *([f"page      {page}"] if page else [])]
+    )

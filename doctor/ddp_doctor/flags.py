@@ -1,21 +1,20 @@
-"""The flags of `ddp-doctor` and `ddp-doctor watch`, and their help. Imports no torch."""
+"""The flags of `ddp-doctor`: of the command line, and of `[tool.ddp-doctor]` in `pyproject.toml`. Imports no torch."""
 
 from __future__ import annotations
 
 import argparse
-import re
-import shutil
-import textwrap
+import shlex
+import tomllib
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any, NoReturn
 
 from ddp_doctor.errors import InputError, nearest
+from ddp_doctor.faults import describe
 from ddp_doctor.output.formats import FORMATS
+from ddp_doctor.versions import VERSION
 
-SHORT, ALL = "short", "all"
-# What the short help leaves to `--help all`.
-_RARE = {"--args", "--samples", "--keep-output", "--gpu-as-cpu", "--timeout", "--output", "--write-baseline", "--json"}
 _USAGE = """\
 ddp-doctor TARGET [--data TARGET] [FLAGS]
        ddp-doctor --config theirs.yaml [FLAGS]
@@ -23,114 +22,133 @@ ddp-doctor TARGET [--data TARGET] [FLAGS]
        ddp-doctor watch [FLAGS] -- COMMAND"""
 _ABOUT = """\
 Examines distributed training for silent faults. It runs your code in the current folder, with your permissions, for a
-few steps on one process and on several ranks, and compares them. It needs no GPU and no change to the code. The code
-sees the files that it writes, but your files stay as they are.
-
-TARGET is package.module:name or path/to/file.py:name: a LightningModule, or a function that runs on each rank without
-arguments or with (rank, world_size). COMMAND starts its ranks itself, as torchrun does. `ddp-doctor watch` compares the
-ranks of a whole run while it trains."""
+few steps on one process and on several ranks, and compares them. It needs no GPU and no change to the code. Your files
+stay as they are. TARGET is package.module:name or path/to/file.py:name: a LightningModule, or a function that runs on
+each rank without arguments or with (rank, world_size). COMMAND starts its ranks itself, as torchrun does."""
 _EXIT_CODES = """\
 exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on one process; 3 a rank hung or was
 lost"""
+_SECTION = "ddp-doctor"
+# What is said for one examination only.
+_NOT_SETTINGS = {"target", "args", "explain", "write-baseline"}
+# Files are relative to pyproject.toml.
+_FILES = {"config", "json", "html", "output", "baseline"}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help fits into the width of the terminal, and whose errors are an `InputError`.
+    """A parser whose errors are an `InputError`."""
 
-    Args:
-        program: Name of the command.
-        usage: Its usage.
-        about: What it does, as paragraphs.
-        exit_codes: Its exit codes.
-    """
-
-    def __init__(self, program: str, usage: str, about: str, exit_codes: str) -> None:
-        width = width_of_text()
-        paragraphs = [textwrap.fill(" ".join(text.split()), width) for text in about.split("\n\n")]
-        super().__init__(
-            program,
-            usage,
-            "\n\n".join(paragraphs),
-            textwrap.fill(" ".join(exit_codes.split()), width),
-            formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=width),
-            add_help=False,
-            allow_abbrev=False,
-        )
-
-    def add_help_flag(self) -> None:
-        """Adds `--help`, and `--help all`."""
-        text = f"print this help, or with the word {ALL} every option, and exit"
-        self.add_argument(
-            "-h", "--help", nargs="?", choices=(SHORT, ALL), default="", const=SHORT, metavar=ALL, help=text
-        )
-
-    def error(self, message: str) -> None:  # type: ignore[override]
+    def error(self, message: str) -> NoReturn:
         """Rejects the command line."""
-        raise InputError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
+        raise InputError(f"{message}; see {self.prog} --help")
+
+    def parse_words(self, words: Sequence[str], values: argparse.Namespace | None = None) -> argparse.Namespace:
+        """Returns the values of all flags, and names the flag that is most similar to an unknown one."""
+        found, unknown = self.parse_known_args(words, values)
+        if unknown:
+            known = [f"--{name.replace('_', '-')}" for name in vars(found)]
+            hint = nearest(unknown[0], known) or "; a command follows --"
+            raise InputError(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
+        return found
 
 
-def width_of_text() -> int:
-    """Returns the width of text, from the terminal or from COLUMNS."""
-    return max(40, min(shutil.get_terminal_size((100, 24)).columns, 118))
-
-
-def names_of(parser: argparse.ArgumentParser) -> list[str]:
-    """Returns the long flags in the help of a parser."""
-    return list(dict.fromkeys(re.findall(r"--[a-z][a-z-]+", parser.format_help())))
-
-
-def reject_unknown(words: Sequence[str], known: Sequence[str]) -> None:
-    """Rejects the first flag that is not known, with the most similar one.
-
-    Raises:
-        InputError: There is such a flag.
-    """
-    for word in words:
-        if word.startswith("-"):
-            flag = word.partition("=")[0]
-            raise InputError(f"Unknown flag {flag}{nearest(flag, known) or '.'}")
-
-
-def _add(parser: Parser, everything: bool, name: str, **options: Any) -> None:
-    """Adds a flag, which the short help omits if few people need it."""
-    if not everything and name in _RARE:
-        options["help"] = argparse.SUPPRESS
-    parser.add_argument(name, **options)
-
-
-def flags_of_doctor(*, everything: bool = True) -> argparse.ArgumentParser:
-    """Returns the parser of `ddp-doctor`.
-
-    Args:
-        everything: Whether its help has all flags, as `--help all`, or those that fit on a screen.
-    """
-    parser = Parser("ddp-doctor", _USAGE, _ABOUT, _EXIT_CODES)
-    add = partial(_add, parser, everything)
-    add("target", nargs="?", default="", help=argparse.SUPPRESS)
-    add("--data", metavar="TARGET", help="the LightningDataModule; not needed if the module has its own loaders")
+def flags_of_doctor() -> Parser:
+    """Returns the parser of `ddp-doctor`."""
+    parser = Parser("ddp-doctor", _USAGE, _ABOUT, _EXIT_CODES, allow_abbrev=False)
+    parser.add_argument("target", nargs="?", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+    explain = "print the cause, the fix and the threads of a check, and exit"
+    parser.add_argument("--explain", metavar="CODE", type=_code, help=explain)
+    add = parser.add_argument_group("what is examined").add_argument
+    data = "the LightningDataModule; not needed if the module has its own loaders"
+    add("--data", metavar="TARGET", default="", help=data)
     add("--config", metavar="FILE", default="", help="a configuration of LightningCLI that names classes by class_path")
     add("--args", metavar="WORDS", help="further arguments of a function; all words after it")
+    only = "codes of checks, separated by commas, or `structural` for those that need no equal numbers"
+    add("--only", metavar="CODES", type=_codes, default=[], help=only)
+    add("--skip", metavar="CODES", type=_codes, default=[], help="codes of checks that are not made, or `structural`")
+    add = parser.add_argument_group("how it is run").add_argument
     add("--devices", metavar="N", type=int, default=2, help="number of ranks (default: 2)")
     add("--steps", metavar="N", type=int, default=3, help="optimizer steps per epoch; two epochs are run (default: 3)")
     samples = "maximum samples of a stream; a data set of up to 20 times as many is evaluated whole (default: 512)"
     add("--samples", metavar="N", type=int, default=512, help=samples)
-    only = "codes of checks, separated by commas, or `structural` for those that need no equal numbers"
-    add("--only", metavar="CODES", help=only)
-    add("--skip", metavar="CODES", help="codes of checks that are not made, or `structural`")
-    add("--explain", metavar="CODE", help="print the cause, the fix and the threads of a check, and exit")
-    add("--keep-output", action="store_true", help="keep the files that the code writes, in a new folder doctor-output")
-    form = "what is printed: text, json, sarif, github (annotations of a workflow) or junit (default: text)"
-    add("--format", metavar="NAME", choices=FORMATS, default="text", help=form)
-    add("--output", metavar="FILE", help="write the report in this format to a file, and print the text")
-    add("--baseline", metavar="FILE", default="", help="accept the findings that a file of --write-baseline holds")
-    add("--write-baseline", metavar="FILE", help="write the findings to a file, and accept them")
-    gpus = "emulate GPUs on the CPU, or never do (default: if the code needs a GPU and the machine has none)"
-    add("--gpu-as-cpu", action=argparse.BooleanOptionalAction, default=None, help=gpus)
-    add("--json", metavar="FILE", help="write the report to a file as JSON")
-    add("--html", metavar="FILE", help="write the report to a file as an HTML page")
     timeout = "seconds after which a run counts as hung, more on a busy machine (default: 60)"
     add("--timeout", metavar="SECONDS", type=float, default=60.0, help=timeout)
+    gpus = "emulate GPUs on the CPU, or never do (default: if the code needs a GPU and the machine has none)"
+    add("--gpu-as-cpu", action=argparse.BooleanOptionalAction, default=None, help=gpus)
+    add("--keep-output", action="store_true", help="keep the files that the code writes, in a new folder doctor-output")
+    add = parser.add_argument_group("the report").add_argument
+    form = "what is printed: text, json, sarif, github (annotations of a workflow) or junit (default: text)"
+    add("--format", metavar="NAME", choices=FORMATS, default="text", help=form)
+    add("--output", metavar="FILE", default="", help="write the report in this format to a file, and print the text")
+    add("--json", metavar="FILE", default="", help="write the report to a file as JSON")
+    add("--html", metavar="FILE", default="", help="write the report to a file as an HTML page")
     add("--verbose", action="store_true", help="list every check with its state and its reason")
-    add("--version", action="store_true", help="print the version, and exit")
-    parser.add_help_flag()
+    add("--baseline", metavar="FILE", default="", help="accept the findings that a file of --write-baseline holds")
+    add("--write-baseline", metavar="FILE", default="", help="write the findings to a file, and accept them")
     return parser
+
+
+def _code(text: str) -> str:
+    code = text.strip().upper()
+    if code not in describe():
+        raise argparse.ArgumentTypeError(f"there is no check {text.strip()}: they are LD001 to {max(describe())}")
+    return code
+
+
+def _codes(text: str) -> list[str]:
+    return ["structural" if part.strip().lower() == "structural" else _code(part) for part in text.split(",")]
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Returns the values of all flags, `target`, `args` and `command`.
+
+    Raises:
+        InputError: A flag is unknown, or its value is wrong.
+    """
+    marks = (place for place, word in enumerate(words) if word == "--" or word.partition("=")[0] == "--args")
+    end = next(marks, len(words))
+    # What follows belongs to the examined code.
+    mark, rest = "".join(words[end : end + 1]), list(words[end + 1 :])
+    parser = flags_of_doctor()
+    where, settings = read_settings({name.replace("_", "-") for name in vars(parser.parse_args([]))})
+    try:
+        defaults = parser.parse_args(settings)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    request = parser.parse_words(words[:end], defaults)
+    request.command = rest if mark == "--" else []
+    request.args = [*mark.split("=", 1)[1:], *rest] if mark not in {"", "--"} else []
+    return request
+
+
+def read_settings(flags: AbstractSet[str]) -> tuple[str, list[str]]:
+    """Returns the nearest `pyproject.toml` that has the section, and its keys as words of a command line.
+
+    Args:
+        flags: The flags of the command, such as `devices`.
+
+    Raises:
+        InputError: The file is no TOML, or the section has an unknown key.
+    """
+    for path in (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents)):
+        if path.is_file():
+            try:
+                section = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get(_SECTION)
+            except (OSError, ValueError) as error:
+                raise InputError(f"{path} cannot be read: {error}.") from error
+            if section is not None:
+                where = f"[tool.{_SECTION}] of {path}"
+                known = flags - _NOT_SETTINGS
+                for key in section.keys() - known:
+                    raise InputError(f"{where} has no key {key}{nearest(key, known)}")
+                return where, [word for key, value in section.items() for word in _words(path.parent, key, value)]
+    return "", []
+
+
+def _words(folder: Path, key: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        # Only `gpu-as-cpu` has a third state.
+        return [f"--{key}"] if value else ["--no-gpu-as-cpu"] if key == "gpu-as-cpu" else []
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return [f"--{key}={folder / text if key in _FILES else text}"]

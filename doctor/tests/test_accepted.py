@@ -91,7 +91,7 @@ def test_settings_come_before_the_command_line(folder: Path, monkeypatch: pytest
     (folder / "src").mkdir()
     monkeypatch.chdir(folder / "src")
     request = parse(["a:b"])
-    assert (request.devices, request.skip, request.keep_output) == (4, "LD012,LD013", True)
+    assert (request.devices, request.skip, request.keep_output) == (4, ["LD012", "LD013"], True)
     assert request.baseline == str(folder / "base.json")
     assert parse(["a:b", "--devices", "3"]).devices == 3
 

@@ -11,59 +11,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doctor_support import CHILD_ENV, ROOT, Done
-from example_report import example
+from doctor_support import CHILD_ENV, Done
 
-from ddp_doctor.command import main, parse, program
+from ddp_doctor.command import main, parse
 from ddp_doctor.faults import describe, load_checks
-from ddp_doctor.output.terminal import report_text
-from ddp_doctor.request import check_request
 from ddp_doctor.versions import VERSION
 
 PROJECT = Path(__file__).parent / "projects" / "faulty" / "ld010_head_replaced.py"
 Doctor = Callable[..., Done]
 REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": ((), "What should be examined"),
-    "two targets": (("a:b", "c:d"), "one target"),
-    "a target and a command": (("a:b", "--", "torchrun", "x.py"), "Name one of"),
     "no colon": (("train.py",), "package.module:name"),
+    "two targets": (("a:b", "c:d"), "unrecognized arguments: c:d"),
+    "a target and a command": (("a:b", "--", "torchrun", "x.py"), "Name one of"),
     "a misspelled flag": (("a:b", "--device", "2"), "--devices"),
     "a flag without a value": (("a:b", "--steps"), "expected one argument"),
-    "a flag twice": (("a:b", "--steps", "3", "--steps", "4"), "twice"),
     "a switch with a value": (("a:b", "--keep-output=x"), "ignored explicit argument"),
     "no number": (("a:b", "--steps", "x"), "invalid int value"),
     "too few ranks": (("a:b", "--devices", "1"), "at least 2"),
-    "an unknown check": (("a:b", "--only", "LD99"), "no check LD99"),
+    "an unknown check": (("a:b", "--only", "LD99"), "no check LD99: they are LD001 to LD036"),
     "an unknown check to explain": (("--explain", "LD00"), "no check LD00"),
-    "no configuration": (("--config", "missing.yaml"), "no file"),
-    "a file of another kind": ((str(ROOT / "README.md"),), "where file.py is a file of Python"),
-    "a dot for the colon": (("a.b.Lit",), "did you mean a.b:Lit?"),
+    "no configuration": (("--config", "missing.yaml"), "There is no file missing.yaml"),
     "a script": (("train.py",), "torchrun"),
-    "a folder for a file": (("a:b", "--html", "."), "a folder, not a file"),
-    "no dashes before the command": (
-        ("--devices", "2", "torchrun", "train.py"),
-        "ddp-doctor --devices 2 -- torchrun train.py",
-    ),
-    "a script that is not there": (
-        ("--", "torchrun", "--nproc-per-node", "2", "nosuch.py"),
-        "There is no file nosuch.py.",
-    ),
-    "no number of ranks": (
-        ("--", "torchrun", "--nproc-per-node", "abc", "x.py"),
-        "a number of ranks from 1, but is abc",
-    ),
-    "no ranks": (("--", "torchrun", "--nproc_per_node=0", "x.py"), "a number of ranks from 1, but is 0"),
-    "a launcher without a script": (("--", "torchrun", "--nproc-per-node", "2"), "torchrun needs a script"),
-    "a launcher alone": (("--", "torchrun"), "torchrun needs a script"),
-    "a folder as a script": (("--", "torchrun", "--nproc-per-node", "2", "."), "is a folder, not a script"),
-    "a name that is too long": ((f"{'x' * 300}.py:main",), "There is no file xxx"),
-    "a report with a name that is too long": (("a:b", "--json", "x" * 300), "File name too long"),
-    "a number of no check": (("a:b", "--only", "LD999"), "the checks are LD001 to LD036"),
-    "one file twice": (("a:b", "--json", "r", "--html", "r"), "same file"),
-    "no codes": (("a:b", "--only", ","), "needs a code"),
     "no check is left": (("a:b", "--only", "LD001", "--skip", "LD001"), "No check is left"),
-    "no folder": (("a:b", "--json", "missing/report.json"), "no folder"),
     "data of a command": (("--data", "a:b", "--", "x"), "LightningModule"),
+    "a folder for a file": (("a:b", "--html", "."), "cannot be written"),
+    "no folder": (("a:b", "--json", "missing/report.json"), "cannot be written"),
+    "no codes": (("a:b", "--only", ","), "there is no check"),
+    "a script that is not there": (("--", "torchrun", "nosuch.py"), "No such file or directory: 'nosuch.py'"),
     "no module": (("missing_module:main",), "There is no module missing_module"),
     "no file": (("missing.py:main",), "There is no file missing.py"),
     "no command": (("--", "missing-command"), "no command missing-command"),
@@ -94,20 +69,19 @@ def test_a_script_that_reads_its_options_while_it_is_imported_is_rejected(doctor
     assert f"ddp-doctor -- torchrun --nproc-per-node 2 {script}" in done.err
 
 
-@pytest.mark.parametrize("words", [["auto", "mine.py"], ["npu", "mine.py"], ["2", "mine.py", "--nproc-per-node", "0"]])
-def test_a_right_number_of_ranks_is_accepted(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Including an option of the script that has the same name."""
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text("print()\n")
-    check_request(parse(["--", "torchrun", "--nproc-per-node", *words]))
-
-
 def test_a_script_that_cannot_be_compiled_is_rejected_at_once(doctor: Doctor) -> None:
     Path("mine.py").write_text("import torch\n\ndef main(:\n")
     done = doctor("--", "torchrun", "--nproc-per-node", "2", "mine.py")
     assert done.code == 2, done.out + done.err
-    assert done.err == "error: mine.py, line 3: invalid syntax. The script cannot be compiled.\n"
-    assert "stage" not in done.out
+    assert done.err == "error: mine.py cannot be run: invalid syntax (mine.py, line 3)\n"
+
+
+@pytest.mark.slow
+def test_what_a_launcher_rejects_is_said_in_its_own_words(doctor: Doctor) -> None:
+    Path("mine.py").write_text("print()\n")
+    done = doctor("--", "torchrun", "--nproc-per-node", "abc", "mine.py")
+    assert done.code == 2, done.out + done.err
+    assert "Unsupported nproc_per_node value: abc" in done.out
 
 
 def test_every_check_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +125,8 @@ def test_no_module_needs_lightning() -> None:
 def test_the_command_has_its_own_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--explain", "LD012"]) == 0
     assert "Batch norm depends" in capsys.readouterr().out
-    assert main(["--version"]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
     assert capsys.readouterr().out == f"ddp-doctor {VERSION}\n"
 
 
@@ -165,28 +140,8 @@ def test_an_outer_launcher_is_rejected(monkeypatch: pytest.MonkeyPatch, doctor: 
 
 
 def test_options_of_the_examined_code_are_its_own() -> None:
-    assert parse(["--help"]).help
     assert parse(["a:b", "--args=x", "--help", "--"]).args == ["x", "--help", "--"]
     assert parse(["--", "torchrun", "x.py", "--help"]).command == ["torchrun", "x.py", "--help"]
-
-
-@pytest.mark.parametrize(
-    ("started", "on_path", "shown"),
-    [
-        ("/elsewhere/train.py", True, "ddp-doctor"),
-        ("/elsewhere/train.py", False, "ddp-doctor"),
-        ("/elsewhere/ddp-doctor", False, "/elsewhere/ddp-doctor"),
-        ("/elsewhere/ddp-doctor", True, "ddp-doctor"),
-    ],
-)
-def test_the_hint_can_be_pasted(
-    started: str, on_path: bool, shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    if on_path:
-        (tmp_path / "ddp-doctor").touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", [started])
-    assert f"  more: {shown} --explain LD012" in report_text(example(), program()).splitlines()
 
 
 @pytest.mark.timeout(200)

@@ -98,8 +98,3 @@ def test_a_fault_or_a_rejection_fails_the_test(monkeypatch: pytest.MonkeyPatch, 
         plugin.examine_command(["x"])
     # The summary of pytest shows the first line.
     assert str(raised.value).splitlines()[0]
-
-
-def test_an_unknown_option_is_named_in_one_line() -> None:
-    with pytest.raises(pytest.fail.Exception, match="rejects this: got an unexpected keyword argument 'device'"):
-        plugin.examine_command(["x"], device=2)

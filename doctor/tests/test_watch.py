@@ -107,7 +107,7 @@ def test_a_run_whose_records_cannot_be_written_ends_as_without_them(tmp_path: Pa
     [
         (["watch"], "Give the command that trains after --"),
         (["watch", "--every", "0", "--", "true"], "at least one step"),
-        (["watch", "--never", "--", "true"], "Unknown flag --never"),
+        (["watch", "--never", "--", "true"], "unrecognized arguments: --never"),
         (["watch", "--", "no-such-command"], "no-such-command: No such file or directory"),
         (["watch", "--records", "/proc/x", "--", "true"], "--records /proc/x"),
     ],

@@ -16,7 +16,7 @@ from typing import Any
 
 from ddp_doctor.errors import InputError
 from ddp_doctor.findings import Finding, Report, Verdict
-from ddp_doctor.flags import Parser, names_of, reject_unknown
+from ddp_doctor.flags import Parser
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.watch.comparison import Comparison
 
@@ -38,19 +38,12 @@ def main(words: Sequence[str]) -> int:
         InputError: A flag is wrong; nothing was run.
     """
     mark = words.index("--") if "--" in words else len(words)
-    parser = Parser("ddp-doctor watch", "ddp-doctor watch [FLAGS] -- COMMAND", _ABOUT, _EXIT_CODES)
+    parser = Parser("ddp-doctor watch", "ddp-doctor watch [FLAGS] -- COMMAND", _ABOUT, _EXIT_CODES, allow_abbrev=False)
     every = "optimizer steps between two records, at least (default: 10)"
     parser.add_argument("--every", metavar="N", type=int, default=10, help=every)
     records = "keep the records of the ranks and the report watch.json in a folder, which all machines of a run see"
     parser.add_argument("--records", metavar="FOLDER", help=records)
-    parser.add_help_flag()
-    request, unknown = parser.parse_known_args(words[:mark])
-    reject_unknown(unknown, names_of(parser))
-    if unknown:
-        raise InputError(f"The command {unknown[0]} follows after --, such as: ddp-doctor watch -- {unknown[0]}")
-    if request.help:
-        print_text(parser.format_help().rstrip())
-        return 0
+    request = parser.parse_words(words[:mark])
     command = list(words[mark + 1 :])
     if not command:
         raise InputError("Give the command that trains after --, such as: ddp-doctor watch -- torchrun train.py")
