@@ -1,6 +1,6 @@
 """Private parts of torch and Python, each with its test in tests/test_doctor_internals.py.
 
-1. `LoaderIndices`, `watch_workers`: the index lists that a DataLoader's iterator takes, also those that it gives to
+1. `LoaderIndices`, `watch_indices`: the index lists that a DataLoader's iterator takes, also those that it gives to
    its workers before it is returned. `test_the_indices_of_a_loader_are_seen`.
 2. `without_modes`: leaves all dispatch modes. `test_a_dispatch_mode_is_left_for_a_while`.
 3. `graph_nodes`: the nodes of an autograd graph. `test_the_nodes_of_a_kept_graph_are_counted`.
@@ -16,7 +16,8 @@ from __future__ import annotations
 import gc
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from multiprocessing.synchronize import SemLock
 from typing import Any
 
@@ -56,22 +57,8 @@ def name_generators(objects: Iterable[Any]) -> set[int]:
     return {id(vars(value).get("_rng")) for value in (*objects, *frozen) if type(value) is kind}
 
 
-def watch_workers() -> None:
-    """Lets `LoaderIndices` see the index lists that an iterator gives to its workers when it is made."""
-    base: Any = torch.utils.data.dataloader._BaseDataLoaderIter
-    original = base._reset
-
-    def reset(iterator: Any, *args: Any, **kwargs: Any) -> None:
-        original(iterator, *args, **kwargs)
-        if iterator._num_workers and iterator._dataset_kind != torch.utils.data._DatasetKind.Iterable:
-            iterator.doctor_lists = []
-            iterator._sampler_iter = _watch(iterator._sampler_iter, iterator.doctor_lists)
-
-    base._reset = reset
-
-
 class LoaderIndices:
-    """The index lists that a DataLoader's iterator takes from its sampler.
+    """The index lists that a DataLoader's iterator takes from its sampler, after `watch_indices`.
 
     Args:
         iterator: What `iter(loader)` of a torch DataLoader returns.
@@ -83,25 +70,42 @@ class LoaderIndices:
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
-        self.lists: list[list[int]] = []
-        self.is_iterable = getattr(iterator, "_dataset_kind", 0) == torch.utils.data._DatasetKind.Iterable
-        if hasattr(iterator, "doctor_lists"):
-            self.lists = iterator.doctor_lists
-        elif not self.is_iterable and getattr(iterator, "_sampler_iter", None) is not None:
-            iterator._sampler_iter = _watch(iterator._sampler_iter, self.lists)
+        self.is_iterable = _is_iterable(iterator)
+        self.lists = _lists_of(iterator) if hasattr(iterator, "_sampler_iter") else []
 
     def of_batch(self, number: int) -> list[int]:
-        """Returns the indices of a batch, from 0; empty if they are not known."""
+        """Returns the indices of a batch; empty if they are unknown."""
         return self.lists[number] if number < len(self.lists) else []
 
     def drain(self) -> bool:
         """Takes the rest of the epoch from the sampler without loading samples; returns whether it ended."""
-        if self.is_iterable:
+        # An iterator of another class has nothing to take.
+        take = getattr(self.iterator, "_next_index", None)
+        if self.is_iterable or take is None:
+            return not self.is_iterable
+        with suppress(StopIteration):
+            for _ in range(_MOST_BATCHES):
+                take()
             return False
-        for number, _ in enumerate(getattr(self.iterator, "_sampler_iter", None) or ()):
-            if number > _MOST_BATCHES:
-                return False
         return True
+
+
+def watch_indices() -> None:
+    """Lets `LoaderIndices` see index lists, also those that an iterator gives to its workers when it is made."""
+    on_indices(lambda iterator, indices: _lists_of(iterator).append(indices), lambda iterator: None)
+
+
+def _lists_of(iterator: Any) -> list[list[int]]:
+    """Returns the index lists of this epoch: with persistent workers, an iterator has several."""
+    known, lists = vars(iterator).get("doctor_lists", (None, []))
+    if known is not iterator._sampler_iter:
+        lists = []
+        iterator.doctor_lists = iterator._sampler_iter, lists
+    return lists
+
+
+def _is_iterable(iterator: Any) -> bool:
+    return getattr(iterator, "_dataset_kind", 0) == torch.utils.data._DatasetKind.Iterable
 
 
 def on_indices(taken: Callable[[Any, list[int]], None], given: Callable[[Any], None]) -> None:
@@ -116,8 +120,10 @@ def on_indices(taken: Callable[[Any, list[int]], None], given: Callable[[Any], N
     original, next_batch = base._next_index, base.__next__
 
     def next_index(iterator: Any) -> Any:
-        indices = original(iterator)
-        if iterator._dataset_kind != torch.utils.data._DatasetKind.Iterable:
+        # What a sampler draws is no draw of a step.
+        with without_modes():
+            indices = original(iterator)
+        if not _is_iterable(iterator):
             taken(iterator, _plain(indices))
         return indices
 
@@ -127,19 +133,6 @@ def on_indices(taken: Callable[[Any, list[int]], None], given: Callable[[Any], N
         return batch
 
     base._next_index, base.__next__ = next_index, next_given
-
-
-def _watch(sampler: Iterator[Any], lists: list[list[int]]) -> Iterator[Any]:
-    iterator = iter(sampler)
-    while True:
-        try:
-            # What a sampler draws is no draw of a step.
-            with without_modes():
-                indices = next(iterator)
-        except StopIteration:
-            return
-        lists.append(_plain(indices))
-        yield indices
 
 
 def _plain(indices: Any) -> list[int]:

@@ -31,21 +31,26 @@ from ddp_doctor.torch_internals import (
     on_indices,
     tree_leaves,
     tree_map,
-    watch_workers,
+    watch_indices,
     without_modes,
 )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_indices_of_a_loader_are_seen(workers: int) -> None:
-    watch_workers()
-    loader = DataLoader(TensorDataset(torch.arange(10)), 3, shuffle=True, num_workers=workers)
-    iterator = iter(loader)
-    indices = LoaderIndices(iterator)
-    batches = [next(iterator)[0].tolist() for _ in range(2)]
-    assert [indices.of_batch(number) for number in range(2)] == batches
-    assert indices.drain()
-    assert sorted(index for part in indices.lists for index in part) == list(range(10))
+def test_the_indices_of_a_loader_are_seen(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    base: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+    for name in ("_next_index", "__next__"):
+        monkeypatch.setattr(base, name, getattr(base, name))
+    watch_indices()
+    data = TensorDataset(torch.arange(10))
+    loader = DataLoader(data, 3, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    for _ in range(2):
+        iterator = iter(loader)
+        indices = LoaderIndices(iterator)
+        batches = [next(iterator)[0].tolist() for _ in range(2)]
+        assert [indices.of_batch(number) for number in range(2)] == batches
+        assert indices.drain()
+        assert sorted(index for part in indices.lists for index in part) == list(range(10))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

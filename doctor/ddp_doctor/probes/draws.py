@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ddp_doctor.probes.generators import OwnGenerators, States, drawn, values_drawn
+from ddp_doctor.probes.generators import OWN, OwnGenerators, drawn, states_of_global, values_drawn
 from ddp_doctor.records.recorder import Recorder, digest, user_place
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import DispatchMode, in_backward, tree_leaves
@@ -247,7 +247,7 @@ class DrawProbe:
             self.tape.flow = DrawFlow()
         self._watched = False
         self._newest: dict[str, Any] | None = None
-        self._hidden = States()
+        self._hidden: dict[str, Any] = {}
         self._own: dict[int, Any] = {}
 
     def enter(self, batch: dict[str, Any], content: Any) -> None:
@@ -258,7 +258,7 @@ class DrawProbe:
         self.tape.most = 0
         if self.feed:
             self.tape.replay(self.feed.draws(batch["loader"], batch["iteration"], batch["number"]))
-        self._hidden, self._own = States(), self.own.copies()
+        self._hidden, self._own = states_of_global(), self.own.states()
         self.tape.__enter__()  # type: ignore[no-untyped-call]
 
     def watch_dropout(self) -> None:
@@ -276,11 +276,11 @@ class DrawProbe:
             return
         self.tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         batch["drawn"] = self.tape.most
-        values = values_drawn(self._hidden, States())
+        values = values_drawn(self._hidden, states_of_global())
         batch["hidden"] = {name: number for name, number in values.items() if number}
-        batch["own_step"] = drawn(self._own, self.own.copies())
+        batch["own_step"] = drawn(self._own, self.own.states())
         batch["flows"] = self.tape.flow.found() if self.tape.flow else []
-        hidden = [*batch["hidden"], *(["a generator that the program has created"] if batch["own_step"] else [])]
+        hidden = [*batch["hidden"], *([OWN] if batch["own_step"] else [])]
         self.recorder.add("drew", hidden=" and ".join(hidden))
         draws, self.tape.draws = self.tape.draws, []
         if self.spec.purpose != "numbers":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -18,72 +17,27 @@ _KINDS = {np.random.Generator, np.random.RandomState, random.Random}
 # Numbers drawn in a step are counted up to here.
 _MOST_DRAWS = 5_000
 _SEED_PYTHON, _SEED_NUMPY = random.seed, np.random.seed
+_METHODS: dict[str, Any] = {"NumPy": np.random.get_state, "Python": random.getstate}
 # The global generators, whose methods are the functions of the modules.
-_GLOBAL: tuple[Any, ...] = (np.random.get_state, random.getstate)
-_OTHERS = {id(function.__self__) for function in _GLOBAL}
-
-
-# Both are Mersenne Twisters, which compute so many words at once.
+_GLOBAL = {name: method.__self__ for name, method in _METHODS.items()}
+# A Mersenne Twister computes so many words at once.
 _WORDS = 624
 _MOST_BLOCKS = 64
+# The name of the generators that the program has created.
+OWN = "a generator that the program has created"
 
 
-class _State(NamedTuple):
+class _Twister(NamedTuple):
+    """The state of a Mersenne Twister."""
+
     key: tuple[int, ...]
     position: int
     # The second half of a pair of normal numbers, which is kept for the next call.
     kept: Any
 
 
-class States:
-    """The states of the global generators of NumPy and Python at this moment."""
-
-    def __init__(self) -> None:
-        numpy: Any = np.random.get_state()
-        _, python, kept = random.getstate()
-        known = numpy[0] == "MT19937"
-        self.by_name: dict[str, _State | None] = {
-            "NumPy": _State(tuple(map(int, numpy[1])), int(numpy[2]), numpy[3:]) if known else None,
-            "Python": _State(tuple(python[:-1]), python[-1], kept),
-        }
-
-
-def values_drawn(before: States, after: States) -> dict[str, int]:
-    """Returns how many words of 32 bits were drawn from each generator between two moments, up to 40,000."""
-    return {
-        name: _between(first, second) if first and (second := after.by_name[name]) else 0
-        for name, first in before.by_name.items()
-    }
-
-
-def _between(first: _State, second: _State) -> int:
-    if first.key == second.key:
-        # A kept number was used, or words were drawn.
-        return max(second.position - first.position, int(first != second))
-    generator = np.random.RandomState()
-    generator.set_state(("MT19937", np.array(first.key, dtype=np.uint32), first.position, 0, 0.0))
-    count = 0
-    for _ in range(_MOST_BLOCKS):
-        position = int(_state(generator)[2])
-        # The next word begins a new block.
-        generator.randint(0, 2**32, _WORDS - position + 1, dtype=np.uint64)
-        count += _WORDS - position + 1
-        if tuple(map(int, _state(generator)[1])) == second.key:
-            return count + second.position - 1
-    # Many words, unless the generator was only seeded.
-    return 0 if second.position == _WORDS else count
-
-
-def _state(generator: np.random.RandomState) -> Any:
-    return generator.get_state(legacy=True)
-
-
-# The name of the generators that the program has created.
-OWN = "a generator that the program has created"
-
-
 class OwnGenerators:
-    """The generators of the program, and their states at a moment."""
+    """The generators of the program."""
 
     def __init__(self) -> None:
         self.known: list[Any] = []
@@ -91,35 +45,39 @@ class OwnGenerators:
     def find(self) -> None:
         """Adds generators that were created since; the others keep their places, by which states are compared."""
         objects = gc.get_objects()
-        known = _OTHERS | name_generators(objects) | set(map(id, self.known))
+        known = name_generators(objects) | {id(value) for value in (*_GLOBAL.values(), *self.known)}
         self.known += [value for value in objects if type(value) in _KINDS and id(value) not in known]
 
-    def states(self) -> dict[int, str]:
-        """Returns digests of their states by their place."""
-        return {place: digest(str(_bits(generator))) for place, generator in enumerate(self.known)}
+    def states(self) -> dict[int, Any]:
+        """Returns their states by their place."""
+        return {place: _state(generator) for place, generator in enumerate(self.known)}
 
-    def copies(self) -> dict[int, Any]:
-        """Returns their states by their place, for `drawn`."""
-        return {place: _bits(generator) for place, generator in enumerate(self.known)}
+    def digests(self) -> list[str]:
+        """Returns digests of their states, in any order."""
+        return sorted(digest(str(state)) for state in self.states().values())
 
 
-def changed(before: dict[int, str], after: dict[int, str]) -> list[str]:
-    """Returns the states from which numbers were drawn."""
-    return sorted(state for place, state in before.items() if after.get(place) != state)
+def states_of_global() -> dict[str, Any]:
+    """Returns the states of the global generators of NumPy and Python by name."""
+    return {name: _state(generator) for name, generator in _GLOBAL.items()}
+
+
+def values_drawn(before: dict[Any, Any], after: dict[Any, Any]) -> dict[Any, int]:
+    """Returns how many words of 32 bits were drawn from each generator that has changed between two moments.
+
+    The count ends at 40,000 of a Mersenne Twister, and at 5,000 of another generator.
+    """
+    return {key: _distance(state, after[key]) for key, state in before.items() if str(state) != str(after[key])}
 
 
 def drawn(before: dict[int, Any], after: dict[int, Any]) -> dict[str, int]:
-    """Returns how many words were drawn since a moment, by the digest of the state; 5,000 for more."""
-    return {
-        digest(str(state)): _distance(state, after[place])
-        for place, state in before.items()
-        if place in after and str(state) != str(after[place])
-    }
+    """Returns the same by the digest of the state."""
+    return {digest(str(before[place])): number for place, number in values_drawn(before, after).items()}
 
 
 def _distance(before: Any, after: Any) -> int:
     """Returns the number of words between two states of a generator."""
-    if isinstance(before, _State):
+    if isinstance(before, _Twister):
         return _between(before, after)
     generator = getattr(np.random, before["bit_generator"])()
     generator.state = before
@@ -131,23 +89,35 @@ def _distance(before: Any, after: Any) -> int:
     return _MOST_DRAWS
 
 
-def _bits(generator: Any) -> Any:
+def _between(first: _Twister, second: _Twister) -> int:
+    if first.key == second.key:
+        # A kept number was used, or words were drawn.
+        return max(second.position - first.position, int(first != second))
+    generator = np.random.RandomState()
+    generator.set_state(("MT19937", np.array(first.key, dtype=np.uint32), first.position, 0, 0.0))
+    count = 0
+    for _ in range(_MOST_BLOCKS):
+        words = _WORDS - _state(generator).position + 1
+        # The next word begins a new block.
+        generator.randint(0, 2**32, words, dtype=np.uint64)
+        count += words
+        if _state(generator).key == second.key:
+            return count + second.position - 1
+    # Many words, unless the generator was only seeded.
+    return 0 if second.position == _WORDS else count
+
+
+def _state(generator: Any) -> Any:
     """Returns a state between which and another one words can be counted."""
     if isinstance(generator, random.Random):
         _, python, kept = generator.getstate()
-        return _State(tuple(python[:-1]), python[-1], kept)
-    state = (
-        generator.bit_generator.state if type(generator) is np.random.Generator else generator.get_state(legacy=False)
-    )
+        return _Twister(tuple(python[:-1]), python[-1], kept)
+    made = type(generator) is np.random.Generator
+    state = generator.bit_generator.state if made else generator.get_state(legacy=False)
     if state["bit_generator"] == "MT19937":
         kept = state.get("has_gauss"), state.get("gauss")
-        return _State(tuple(map(int, state["state"]["key"])), int(state["state"]["pos"]), kept)
+        return _Twister(tuple(map(int, state["state"]["key"])), int(state["state"]["pos"]), kept)
     return state
-
-
-def digest_of(states: Iterable[str]) -> str:
-    """Returns a digest of several states, in any order."""
-    return digest(sorted(states))
 
 
 def global_states() -> dict[str, torch.Tensor]:

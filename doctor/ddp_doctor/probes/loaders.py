@@ -14,14 +14,14 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_doctor.probes.draws import DrawProbe, seed_own
-from ddp_doctor.probes.generators import OwnGenerators, changed, generators, seed_generators
+from ddp_doctor.probes.generators import OwnGenerators, drawn, generators, seed_generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder, caller, generator_of_user, sample_digests
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_workers, without_modes
+from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_indices, without_modes
 
 # Batches of an epoch without an optimizer step, for each step that is wanted.
 _MOST_MICRO_BATCHES = 16
@@ -114,7 +114,7 @@ class ShortEpoch(Iterator[Any]):
         batch = probe.samples.perturbed(batch, self.loader)
         event = self._record(batch, states)
         event["at_step"] = generators()
-        event["own_loading"] = changed(own, probe.own.states())
+        event["own_loading"] = sorted(drawn(own, probe.own.states()))
         self.yielded += 1
         self.event["yielded"] = self.yielded
         if self.event["gradients"]:
@@ -298,7 +298,7 @@ class LoaderProbe:
 
     def install(self) -> None:
         """Installs the probe."""
-        watch_workers()
+        watch_indices()
         wrap(DataLoader, "__iter__", self._on_iter)
         before(
             DistributedSampler, "set_epoch", lambda sampler, epoch: self.recorder.add("set_epoch", number=int(epoch))

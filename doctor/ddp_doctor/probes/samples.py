@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
-from ddp_doctor.probes.generators import OWN, OwnGenerators, digest_of, generators, seed_unseen
+from ddp_doctor.probes.generators import OWN, OwnGenerators, drawn, generators, seed_unseen
 from ddp_doctor.records.recorder import Recorder, digest
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves, tree_map
@@ -81,7 +81,7 @@ class Datasets:
                 before, before_own = generators(), own.states()
                 calls.append([_leaf_digest(leaf) for leaf in tree_leaves(dataset[index])])
                 used |= {name for name, state in generators().items() if state != before[name]}
-                used |= {OWN} if own.states() != before_own else set()
+                used |= {OWN} if drawn(before_own, own.states()) else set()
             # A value that the same seed does not repeat says nothing about the sample.
             seen[str(index)] = [one if one == same else "" for one, same in zip(calls[0], calls[1], strict=False)]
             random_samples += calls[0] != calls[2]
@@ -280,10 +280,9 @@ def _in_worker(path: str, original: Callable[[int], None] | None, worker: int) -
         original(worker)
     own = OwnGenerators()
     own.find()
-    states = sorted(own.states().values())
-    Path(f"{path}-{worker:03d}.json").write_text(
-        json.dumps({**generators(), OWN: digest_of(states), "own_states": states})
-    )
+    states = own.digests()
+    found = {**generators(), OWN: digest(states), "own_states": states}
+    Path(f"{path}-{worker:03d}.json").write_text(json.dumps(found))
 
 
 class _Unpadded(DistributedSampler[Any]):

@@ -120,13 +120,17 @@ def is_user_file(path: str) -> bool:
     return bool(path) and not path.startswith(("<", *_LIBRARIES))
 
 
-def user_frames() -> Iterator[Any]:
-    """Yields the frames of the user's code, the innermost first."""
-    frame = sys._getframe(1)
+def _frames() -> Iterator[FrameType]:
+    """Yields the frames of this thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back  # type: ignore[assignment]
+        yield frame
+        frame = frame.f_back
+
+
+def user_frames() -> Iterator[FrameType]:
+    """Yields the frames of the user's code, the innermost first."""
+    return (frame for frame in _frames() if is_user_file(frame.f_code.co_filename))
 
 
 def user_stack() -> list[str]:
@@ -143,32 +147,25 @@ def user_place() -> str:
 
 def caller() -> str:
     """Returns the library's function that the user's code has called, as `file:name`; empty if there is none."""
-    frame, found = sys._getframe(1), ""
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        if not frame.f_code.co_filename.startswith(PACKAGE):
-            found = f"{frame.f_code.co_filename}:{frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return found if frame is not None else ""
+    found = ""
+    for frame in _frames():
+        path = frame.f_code.co_filename
+        if is_user_file(path):
+            return found
+        if not path.startswith(PACKAGE):
+            found = f"{path}:{frame.f_code.co_name}"
+    return ""
 
 
 def generator_of_user() -> FrameType | None:
     """Returns the frame of the user's code that runs, if it is that of a generator function."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = next(user_frames(), None)
     return frame if frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR else None
 
 
-def is_called_by_user(through: str = PACKAGE) -> bool:
-    """Returns whether the user's code calls the observed function itself, not through a library.
-
-    Args:
-        through: A file that may call it for the user's code.
-    """
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((PACKAGE, through)):
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None and is_user_file(frame.f_code.co_filename)
+def is_called_by_user() -> bool:
+    """Returns whether the user's code calls the observed function itself, not through a library."""
+    return is_called_near_user(0)
 
 
 def is_called_near_user(most: int = 5) -> bool:
@@ -177,12 +174,13 @@ def is_called_near_user(most: int = 5) -> bool:
     Args:
         most: Most functions between them, as those of `Accelerator.print`.
     """
-    frame, between = sys._getframe(1), 0
-    while frame is not None and between <= most:
+    between = 0
+    for frame in _frames():
         if is_user_file(frame.f_code.co_filename):
             return True
         between += not frame.f_code.co_filename.startswith(PACKAGE)
-        frame = frame.f_back  # type: ignore[assignment]
+        if between > most:
+            break
     return False
 
 
