@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddp_doctor.evidence import conditions
+from ddp_doctor.evidence import decisions
 from ddp_doctor.evidence.communication import averaged_weights, hook_effects
 from ddp_doctor.evidence.comparisons import compare_evaluation
 from ddp_doctor.evidence.evidence import Evidence
@@ -191,8 +191,8 @@ def test_a_gradient_that_became_zero_is_a_fault_unless_it_was_rounding(
 
 @pytest.mark.parametrize("name", ["rank == 0", "trainer.is_world_process_zero()", "self.is_global_zero", "is_master"])
 def test_a_name_of_a_rank_decides_nothing(name: str) -> None:
-    assert conditions._RANK.search(name)
-    assert not conditions._RANK.search("mask.nonzero().any() or loss < best")
+    assert decisions._RANK.search(name)
+    assert not decisions._RANK.search("mask.nonzero().any() or loss < best")
 
 
 @pytest.mark.parametrize(
