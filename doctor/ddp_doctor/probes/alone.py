@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
@@ -35,10 +34,8 @@ class AloneProbe:
         """Returns whether another rank waits for this one; ranks that have trained together are never alone again."""
         if self._together:
             return False
-        own = sum(event["kind"] == "collective" for event in self.recorder.events)
-        journals = [_journal(self.recorder.folder / f"journal{rank}.jsonl") for rank in self._ranks()]
-        if any("backward" in kinds for kinds in journals):
-            self._together = True
+        own, journals = self._own(), self._journals().values()
+        self._together = any("backward" in kinds for kinds in journals)
         return not self._together and any(kinds[-1:] == ["collective"] and len(kinds) > own for kinds in journals)
 
     def is_alone_soon(self) -> bool:
@@ -59,10 +56,10 @@ class AloneProbe:
         if time.monotonic() > self._enough + _MOST_SECONDS_LONGER:
             return False
         (folder / f"enough{self.recorder.rank}").touch()
-        own = sum(event["kind"] == "collective" for event in self.recorder.events)
+        own = self._own()
         while time.monotonic() < latest:
-            journals = {rank: _journal(folder / f"journal{rank}.jsonl") for rank in self._ranks()}
-            if any(kinds[-1:] == ["collective"] and len(_collectives(kinds)) > own for kinds in journals.values()):
+            journals = self._journals()
+            if any(kinds[-1:] == ["collective"] and kinds.count("collective") > own for kinds in journals.values()):
                 return True
             ended = {rank for rank in journals for name in ("enough", "done") if (folder / f"{name}{rank}").exists()}
             if all(rank in ended or "backward" not in kinds for rank, kinds in journals.items()):
@@ -78,15 +75,14 @@ class AloneProbe:
         recorder.add("alone", steps=self.steps)
         recorder.step = recorder.backwards = self.steps = 0
 
-    def _ranks(self) -> list[int]:
-        return [rank for rank in range(self._others + 1) if rank != self.recorder.rank]
+    def _own(self) -> int:
+        return sum(event["kind"] == "collective" for event in self.recorder.events)
 
-
-def _collectives(kinds: list[str]) -> list[str]:
-    return [kind for kind in kinds if kind == "collective"]
-
-
-def _journal(path: Path) -> list[str]:
-    """Returns the kinds of the events that a rank has written so far."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line)["kind"] for line in lines if line.endswith("}")]
+    def _journals(self) -> dict[int, list[str]]:
+        """Returns the kinds of the events that each other rank has written so far."""
+        found: dict[int, list[str]] = {}
+        for rank in {*range(self._others + 1)} - {self.recorder.rank}:
+            path = self.recorder.folder / f"journal{rank}.jsonl"
+            lines = path.read_text().splitlines() if path.exists() else []
+            found[rank] = [json.loads(line)["kind"] for line in lines if line.endswith("}")]
+        return found

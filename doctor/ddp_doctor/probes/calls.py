@@ -76,11 +76,9 @@ class CallProbe:
     def install(self) -> None:
         """Installs the probes."""
         for name in COLLECTIVES:
-            if original := getattr(dist, name, None):
-                wrap_everywhere(name, original, self._on_collective)
+            wrap_everywhere(name, getattr(dist, name), self._on_collective)
         for name in ("wait", "is_completed", "get_future", "synchronize", "block_current_stream"):
-            if hasattr(dist.Work, name):
-                before(dist.Work, name, self._on_wait)
+            before(dist.Work, name, self._on_wait)
         wrap_everywhere("init_process_group", dist.init_process_group, self._on_init)
         wrap_everywhere("destroy_process_group", dist.destroy_process_group, self._on_destroy)
         wrap_everywhere("manual_seed", torch.manual_seed, functools.partial(self._on_seed, "torch"))

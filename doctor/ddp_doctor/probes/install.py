@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.trainers import TrainerProbe
 from ddp_doctor.probes.written_files import SAVED, FileProbe
-from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.recorder import Recorder, agreed
 from ddp_doctor.records.spec import Spec
 
 # Files in the folder of a run: a rank writes `done<R>` when it has recorded everything; the parent writes `stop` when
@@ -38,6 +37,8 @@ STOP = "stop"
 # The ranks of a program that would train for long end after the step that is in this file.
 LAST_STEP = "last_step"
 _MOST_STEPS, _MOST_SECONDS = 50, 15.0
+# Libraries that are imported before the processes of later runs are forked.
+_LIBRARIES = {"lightning.pytorch", "torchvision", "torchmetrics", "transformers", "accelerate", "pandas", "sklearn"}
 
 
 class Probes:
@@ -107,7 +108,6 @@ class Probes:
         self._wait()
 
     def _wait(self) -> None:
-        """Waits until the parent ends this process."""
         time.sleep(self.spec.timeout + 60)
 
     def end(self, *, reached_end: bool, error: dict[str, Any] | None = None) -> None:
@@ -134,7 +134,7 @@ class Probes:
             reached_end=reached_end,
             shortened=self.loaders.shortened,
             failures=failures[:10],
-            libraries=sorted(_loaded_libraries()),
+            libraries=sorted(_LIBRARIES & sys.modules.keys()),
             **self.facts,
         )
         recorder.write()
@@ -174,16 +174,11 @@ class Probes:
 
     def _last_step(self, step: int) -> int:
         """Returns the step after which all ranks end; the first one that has run for long enough decides it."""
-        path = self.recorder.folder / LAST_STEP
         self._since = self._since or time.monotonic()
         if step >= _MOST_STEPS:
             return step
-        if time.monotonic() > self._since + _MOST_SECONDS:
-            with suppress(FileExistsError), path.open("x") as file:
-                # The other ranks may be one step ahead.
-                file.write(str(step + 2))
-        text = path.read_text() if path.exists() else ""
-        return int(text or sys.maxsize)
+        # The other ranks may be one step ahead.
+        return agreed(self.recorder.folder / LAST_STEP, step + 2, late=time.monotonic() > self._since + _MOST_SECONDS)
 
     def _on_first_batch(self) -> None:
         """Watches parameters that were unfrozen, and gives this process the weights that the ranks began with."""
@@ -225,19 +220,3 @@ def _disable_autocast() -> None:
         make(self, device_type, torch.bfloat16, enabled=False)
 
     torch.autocast.__init__ = disabled  # type: ignore[method-assign]
-
-
-_LIBRARIES = (
-    "lightning.pytorch",
-    "torchvision",
-    "torchmetrics",
-    "transformers",
-    "accelerate",
-    "numpy",
-    "pandas",
-    "sklearn",
-)
-
-
-def _loaded_libraries() -> set[str]:
-    return {name for name in _LIBRARIES if name in sys.modules}

@@ -6,7 +6,6 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -19,7 +18,7 @@ from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder, caller, generator_of_user, sample_digests
+from ddp_doctor.records.recorder import Recorder, agreed, caller, generator_of_user, sample_digests
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_indices, without_modes
 
@@ -368,12 +367,8 @@ class LoaderProbe:
         if late < 0 or not trains or self.spec.purpose != "train":
             return False
         self._since = self._since or time.monotonic()
-        path = self.recorder.folder / _LAST_EPOCH
-        if time.monotonic() > self._since + _MOST_SECONDS:
-            with suppress(FileExistsError), path.open("x") as file:
-                file.write(str(self.training_epochs + 1))
-        text = path.read_text() if path.exists() else ""
-        return self.training_epochs >= int(text or sys.maxsize)
+        path, too_late = self.recorder.folder / _LAST_EPOCH, time.monotonic() > self._since + _MOST_SECONDS
+        return self.training_epochs >= agreed(path, self.training_epochs + 1, late=too_late)
 
     def close(self) -> None:
         """Ends the epochs that nobody has ended, as a limit of a Trainer leaves them."""

@@ -9,16 +9,9 @@ from typing import Any
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replaces `owner.name` by a function that calls `around(original, *args, **kwargs)`."""
-    original = getattr(owner, name, None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(owner, name, call)
+    """Replaces `owner.name`, if there is one, by a function that calls `around(original, *args, **kwargs)`."""
+    if original := getattr(owner, name, None):
+        setattr(owner, name, _wrapped(original, around))
 
 
 def before(owner: Any, name: str, observe: Callable[..., Any]) -> None:
@@ -31,13 +24,17 @@ def before(owner: Any, name: str, observe: Callable[..., Any]) -> None:
     wrap(owner, name, around)
 
 
-def wrap_everywhere(name: str, original: Any, around: Callable[..., Any]) -> None:
-    """Replaces a function in all modules of torch that have it."""
-
+def _wrapped(original: Any, around: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
+    return call
+
+
+def wrap_everywhere(name: str, original: Any, around: Callable[..., Any]) -> None:
+    """Replaces a function in all modules of torch that have it."""
+    call = _wrapped(original, around)
     for key, module in list(sys.modules.items()):
         if key.partition(".")[0] == "torch" and vars(module).get(name) is original:
             setattr(module, name, call)

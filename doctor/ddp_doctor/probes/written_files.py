@@ -16,7 +16,7 @@ import torch
 
 from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.wrap import wrap_everywhere
-from ddp_doctor.records.recorder import Recorder, caller, is_called_by_user, user_stack
+from ddp_doctor.records.recorder import Recorder, caller, is_called_by_user, user_place, user_stack
 
 # A file in the folder of a run: a checkpoint with an optimizer was saved, after which an interrupted run ends.
 SAVED = "saved"
@@ -59,12 +59,9 @@ class FileProbe:
         if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[0].startswith(others):
             mode = args[1] if isinstance(args[1], str) else ""
             path = os.path.abspath(args[0])  # noqa: PTH100
-            if is_cached(path, os.environ) and not is_called_by_user():
-                return
-            found = self.recorder.add("open", path=path, mode=mode, locks=self._locks.held(), by=caller())
-            if not found["place"]:
-                # A library opened it: not the user's doing.
-                self.recorder.events.remove(found)
+            # What a library opens by itself is not the user's doing.
+            if user_place() and (is_called_by_user() or not is_cached(path, os.environ)):
+                self.recorder.add("open", path=path, mode=mode, locks=self._locks.held(), by=caller())
 
 
 # Variables of the environment that name the folder of a library's cache; others have CACHE in their names.

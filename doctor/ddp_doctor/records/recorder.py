@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -184,6 +185,21 @@ def is_called_near_user(most: int = 5) -> bool:
     return False
 
 
+def agreed(path: Path, number: int, *, late: bool) -> int:
+    """Returns the number that the first late rank has written into a file, at which all ranks end together.
+
+    Args:
+        path: The file.
+        number: What this rank writes.
+        late: Whether this rank has run for long enough.
+    """
+    if late:
+        with suppress(FileExistsError), path.open("x") as file:
+            file.write(str(number))
+    text = path.read_text() if path.exists() else ""
+    return int(text or sys.maxsize)
+
+
 def own_part(tensor: Any) -> torch.Tensor:
     """Returns the part of a sharded tensor that this rank holds; any other tensor as it is."""
     part: torch.Tensor = tensor.to_local() if _is_distributed(tensor) else tensor
@@ -236,6 +252,6 @@ def sample_digests(leaves: list[Any]) -> list[str]:
 
 def world() -> tuple[int, int]:
     """Returns the rank and the number of ranks of the process group, or (0, 1) without one."""
-    if distributed.is_available() and distributed.is_initialized():
+    if distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1

@@ -205,11 +205,11 @@ def _named(value: Any, root: str) -> Any:
 
 
 def without_doctor(trace: str) -> str:
-    """Returns a traceback without the frames of the doctor, which are between the user's and those of a library."""
+    """Returns a traceback without the frames of the doctor and of imports, which are between those of the user."""
     lines, inside = [], False
     for line in trace.splitlines():
         if line.startswith('  File "'):
-            inside = line.startswith(f'  File "{PACKAGE}/')
+            inside = line.startswith((f'  File "{PACKAGE}/', '  File "<frozen importlib'))
         elif not line.startswith("    "):
             inside = False
         if not inside:
