@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_doctor.evidence.clipping import compare_unclipped
-from ddp_doctor.evidence.rank_comparison import THRESHOLD, compare_records
+from ddp_doctor.evidence.rank_comparison import THRESHOLD, compare_records, compare_unclipped
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
 

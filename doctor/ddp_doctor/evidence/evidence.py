@@ -8,10 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.evidence.clipping import compare_unclipped
-from ddp_doctor.evidence.joined_batches import why_not_joined
 from ddp_doctor.evidence.micro_batches import compare_micro_batches, missing_turns
-from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, THRESHOLD, RankComparison, compare_ranks
+from ddp_doctor.evidence.rank_comparison import (
+    MICRO_BATCHES,
+    THRESHOLD,
+    RankComparison,
+    compare_ranks,
+    compare_unclipped,
+)
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec
@@ -165,7 +169,7 @@ class Evidence:
     def _against_one_process(self, ranks: Run, prefix: str, double: bool) -> RankComparison:
         """Compares a run by the best method that is possible."""
         one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
-        changes, why = {"ranks": self.spec.world_size}, why_not_joined(ranks)
+        changes, why = {"ranks": self.spec.world_size}, _why_not_joined(ranks)
         if not why and self._method != MICRO_BATCHES:
             reference, threshold = self.run(f"{prefix}reference", **one, interventions=changes), THRESHOLD
             if not double and not reference.errors:
@@ -195,3 +199,16 @@ class Evidence:
     def relative(self, place: str) -> str:
         """Returns a place with a path relative to the current folder."""
         return place.removeprefix(f"{Path.cwd()}{os.sep}")
+
+
+def _why_not_joined(ranks: Run) -> str:
+    """Returns why one process cannot be given the batches of the ranks at once, as far as the ranks show it."""
+    if not all(any(event["trains"] for event in record.of_kind("batch")) for record in ranks.ranks):
+        return "the samples come from no DataLoader of torch"
+    for hidden in (event["hidden"] for record in ranks.ranks for event in record.of_kind("drew") if event["hidden"]):
+        return f"the training step draws random numbers of {hidden}, which cannot be given to one process"
+    for name in (name for name in ranks.ranks[0].tensors if name.startswith("batch/")):
+        parts = ranks.tensors(name)
+        if any(part.ndim and part.shape[1:] != parts[0].shape[1:] for part in parts):
+            return "the batches of the ranks have other shapes, as after padding to the longest sample"
+    return ""

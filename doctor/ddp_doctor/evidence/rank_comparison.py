@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
-from ddp_doctor.evidence.module_outputs import first_module
+from ddp_doctor.probes.draws import joining_axis
 from ddp_doctor.records.run import RankRecord, Run
 
 # Healthy programs are below 1e-11 in 64 bits, faulty ones above 1e-3; a loss that the program computes in 32 bits
@@ -131,7 +132,7 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         # The first step that differs, otherwise the worst.
         if worst[0] <= threshold and not found[0] <= worst[0]:
             worst = (found[0], step, found[1])
-    module, kind, amount, seen = first_module(ranks, one, max(threshold / 1000, 1e-9))
+    module, kind, amount, seen = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     weights, residual = _weights(ranks, one, worst[1])
     applied = tuple(_least_squares(ranks, vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
     return RankComparison(
@@ -238,3 +239,83 @@ def _solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> 
     solution = torch.linalg.lstsq(columns, whole[:, None], driver="gelsd").solution[:, 0]
     residual = float((columns @ solution - whole).norm() / whole.norm())
     return tuple(float(value) for value in solution), residual
+
+
+def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, str, float, bool]:
+    """Returns the first module whose outputs differ, its class, by how much, and whether all modules were seen."""
+    records = [*ranks.ranks, one]
+    calls = [_outputs(record) for record in records]
+    seen = all(found.keys() == calls[0].keys() for found in calls)
+    for call in calls[0]:
+        if not all(call in found for found in calls):
+            continue
+        *parts, whole = [record.tensors[found[call]] for record, found in zip(records, calls, strict=True)]
+        if all(part.shape == whole.shape for part in parts):
+            joined = parts[0]
+        elif (axis := joining_axis(parts, whole)) is not None:
+            joined = torch.cat(parts, axis)
+        else:
+            continue
+        amount = _relative(joined, whole)
+        if not amount <= threshold and not _relative(_sorted_rows(joined), _sorted_rows(whole)) <= threshold:
+            return call[0], call[1], amount, seen
+    return "", "", 0.0, seen
+
+
+def _outputs(record: RankRecord) -> dict[tuple[str, str, int], str]:
+    """Returns the names of the recorded outputs by module, class, and number of the call.
+
+    Numbers are left out: no later module depends on a loss, which only a wrapped LightningModule returns.
+    """
+    found: dict[tuple[str, str, int], str] = {}
+    for event in record.of_kind("output"):
+        name = f"out/{event['number']}"
+        # Of micro-batches, the outputs are not compared.
+        if name in record.tensors and record.tensors[name].ndim:
+            number = sum(key[:2] == (event["name"], event["module"]) for key in found)
+            found[event["name"], event["module"], number] = name
+    return found
+
+
+def _relative(joined: torch.Tensor, whole: torch.Tensor) -> float:
+    size = float(whole.abs().max()) if whole.numel() else 0.0
+    return float((joined - whole).abs().max()) / size if size else 0.0
+
+
+def _sorted_rows(outputs: torch.Tensor) -> torch.Tensor:
+    """Returns a number per sample, sorted: a program may stack several views of a batch in one call."""
+    rows = outputs.detach().double().flatten(1) if outputs.ndim > 1 else outputs.detach().double()[:, None]
+    generator = torch.Generator().manual_seed(0)
+    return (rows @ torch.rand(rows.shape[1], generator=generator, dtype=torch.float64)).sort().values
+
+
+def compare_unclipped(found: RankComparison, ranks: Run, one: RankRecord, *, threshold: float) -> RankComparison:
+    """Returns the comparison before clipping if only the clipped gradients are equal, otherwise the one given.
+
+    While it is active, clipping to a norm makes gradients of different lengths equal. Gradients that the ranks clip
+    before they share them are not compared.
+    """
+    names = _clipped(ranks.ranks[0])
+    shared = [ranks.tensors(name) for name in names]
+    if found.cannot or found.differs or not names or any(len(own) < len(ranks.ranks) for own in shared):
+        return found
+    if any(not torch.equal(a, b) for own in shared for a, b in pairwise(own)):
+        return found
+    unclipped = replace(ranks, ranks=[_unclipped(rank) for rank in ranks.ranks])
+    before = compare_records(unclipped, _unclipped(one), threshold=threshold)
+    return replace(before, clipped=True) if before.differs else found
+
+
+def _clipped(record: RankRecord) -> list[str]:
+    """Returns the gradients before clipping of the parameters that are stepped; a step may leave others alone."""
+    return [name for name in record.tensors if name.startswith("unclipped/") and _applied(name) in record.tensors]
+
+
+def _unclipped(record: RankRecord) -> RankRecord:
+    """Returns a record with the gradients before clipping as those that were applied."""
+    before = {_applied(name): record.tensors[name] for name in _clipped(record)}
+    return replace(record, tensors=record.tensors | before)
+
+
+def _applied(name: str) -> str:
+    return name.replace("unclipped/", "applied/", 1)
