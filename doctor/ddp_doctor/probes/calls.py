@@ -14,7 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 from torch.nn import functional
@@ -86,9 +88,6 @@ class CallProbe:
             wrap(module, "seed", functools.partial(self._on_seed, generator))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             wrap_everywhere(name, getattr(nn.utils, name), self._on_clip)
-        from torch.amp.grad_scaler import GradScaler
-        from torch.distributed.algorithms.join import Join
-
         # A scaler for GPUs is disabled here, but its calls come in the same order.
         before(GradScaler, "__init__", self._on_scaler)
         before(Join, "__enter__", lambda *_: self.recorder.add("join"))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
@@ -49,20 +47,13 @@ class Datasets:
         return len(self.found) - 1
 
     def call(self) -> None:
-        """Calls the data sets directly: which sample an index means, and whether it is random."""
+        """Calls the data sets directly at the end: which sample an index means, and whether it is random."""
         if self.spec.purpose != "train" or self.spec.interventions:
             return
-        kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         for number, dataset in enumerate(self.found):
             # A data set of the user may raise anything.
             with suppress(Exception):
                 self._call(number, dataset)
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
-        torch.set_rng_state(kept[2])
-        if on_gpu is not None:
-            torch.cuda.set_rng_state(on_gpu)
 
     def _call(self, number: int, dataset: Any) -> None:
         if isinstance(dataset, IterableDataset) or not len(dataset):

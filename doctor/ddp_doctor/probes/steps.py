@@ -18,6 +18,7 @@ from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.wrap import wrap
 from ddp_doctor.records.recorder import Recorder, digest, is_sharded, user_stack
 from ddp_doctor.records.spec import Spec
+from ddp_doctor.torch_internals import in_backward
 
 # The gradients of more backward passes per step are not recorded one by one.
 _MOST_PARTS = 16
@@ -180,7 +181,6 @@ class StepProbe:
         self.backward_ended: Callable[[], None] = lambda: None
         self.step_ended: Callable[[], None] = lambda: None
         self._consumed: list[int] = []
-        self._inside = False
         self._stepping: list[Optimizer] = []
         self.gradients = GradientProbe(recorder, spec)
         self.state = StateProbe(recorder, spec)
@@ -193,7 +193,7 @@ class StepProbe:
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         wrap(Optimizer, "add_param_group", self._on_param_group)
-        wrap(torch.Tensor, "backward", self._on_backward)
+        # Tensor.backward calls it, too.
         wrap(torch.autograd, "backward", self._on_backward)
         self.schedules.install()
 
@@ -228,21 +228,17 @@ class StepProbe:
         # One process may step after the micro-batches of each rank.
         return (1 if size > _LARGE else 2 * steps) * int(self.spec.interventions.get("ranks", 1))
 
-    def _number(self, optimizer: Optimizer) -> int:
-        # A comparison of optimizers is one of identities.
-        return self.optimizers.index(optimizer) if optimizer in self.optimizers else -1
-
     def _on_param_group(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
-            self.recorder.add("optimizer", optimizer=self._number(optimizer), name=type(optimizer).__name__)
+            self.recorder.add("optimizer", optimizer=self.optimizers.index(optimizer), name=type(optimizer).__name__)
         self.gradients.watch(_parameters(optimizer))
         return result
 
     def _on_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._inside:
-            # Tensor.backward calls torch.autograd.backward.
+        if in_backward():
+            # Of a checkpoint of activations.
             return original(*args, **kwargs)
         self._consumed.append(self.recorder.backwards)
         self.recorder.backwards += 1
@@ -250,12 +246,9 @@ class StepProbe:
         loss = args[0] if args else kwargs.get("tensors")
         known = float(loss.detach()) if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
         self.recorder.add("backward", loss=known)
-        self._inside = True
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self._inside = False
-            self.backward_ended()
+        result = original(*args, **kwargs)
+        self.backward_ended()
+        return result
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if optimizer not in self.optimizers:
@@ -295,7 +288,7 @@ class StepProbe:
                 parameter.grad = None
 
     def _record(self, optimizer: Optimizer) -> None:
-        recorder, number = self.recorder, self._number(optimizer)
+        recorder, number = self.recorder, self.optimizers.index(optimizer)
         recorder.active = True
         if self.spec.purpose == "train":
             self.state.before_step(optimizer)
@@ -336,7 +329,7 @@ class StepProbe:
         self._stepping.pop()
         if self._stepping:
             return
-        number, recorder = self._number(optimizer), self.recorder
+        number, recorder = self.optimizers.index(optimizer), self.recorder
         weights, parameters = dict[str, str](), _parameters(optimizer)
         kept = recorder.step < self.most_steps(sum(parameter.numel() for parameter in parameters))
         for place, parameter in enumerate(parameters):
