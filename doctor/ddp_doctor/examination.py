@@ -24,8 +24,7 @@ from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
 from ddp_doctor.findings import REASONS, CheckState, Finding, Report, State, Verdict, cannot_tell
 from ddp_doctor.launch.commands import CommandRunner
-from ddp_doctor.launch.gpus import device_changes
-from ddp_doctor.launch.runner import Runner
+from ddp_doctor.launch.runner import Runner, device_changes
 from ddp_doctor.observations import Stage
 from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.request import check_limits
@@ -38,9 +37,6 @@ _NUMERIC = {
     False: ("one process in 64 bits",),
     True: ("one process in 64 bits", "evaluation", "resume"),
 }
-# The checks of the gradients of one process, and those of what else makes ranks train other weights.
-_OF_GRADIENTS = {"LD012", "LD013", "LD014", "LD015"}
-_OF_WEIGHTS = {*_OF_GRADIENTS, "LD009", "LD010", "LD011", "LD016", "LD018", "LD021", "LD027", "LD028", "LD033", "LD034"}
 OnStage = Callable[[str, int, int], None]
 
 
@@ -189,7 +185,7 @@ class _Examination:
             found = self._ask(check)
             relative = self.evidence.relative
             self.states[code] = CheckState.of(code, found)
-            self.evidence.explained |= any(self._explains(code, finding) for finding in found)
+            self.evidence.explained |= any(self._explains(check, finding) for finding in found)
             self.evidence.faulty |= any(finding.verdict is Verdict.FAULT for finding in found)
             self.findings += [
                 replace(finding, code=code, place=relative(finding.place))
@@ -199,11 +195,12 @@ class _Examination:
         made = sum(state.state is State.MADE for state in self.states.values())
         return f"{made} of {len(self.checks)} made"
 
-    def _explains(self, code: str, finding: Finding) -> bool:
+    def _explains(self, check: ModuleType, finding: Finding) -> bool:
         """Returns whether a finding says why ranks train other weights, or why that is not known."""
+        explains = getattr(check, "EXPLAINS", "")
         if finding.verdict in {Verdict.NOTE, Verdict.CANNOT_TELL}:
-            return code in _OF_GRADIENTS and self.evidence.reference.differs
-        return finding.verdict not in REASONS and code in _OF_WEIGHTS
+            return explains == "gradients" and self.evidence.reference.differs
+        return finding.verdict not in REASONS and bool(explains)
 
     def _ask(self, check: ModuleType) -> Sequence[Finding]:
         """Returns what a check finds, or why it was not made."""

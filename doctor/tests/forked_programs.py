@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import ddp_doctor
-from ddp_doctor.launch import forked_program, program_forks  # noqa: F401
+from ddp_doctor.launch import program_forks, starters  # noqa: F401
 from ddp_doctor.launch.proxy import SOCKET
 from ddp_doctor.probes import install  # noqa: F401
 from ddp_doctor.records.spec import FOLDER, Spec, Target
@@ -30,8 +30,7 @@ def on_signal(number, _):
     sys.exit(5)
 
 if __name__ == "__main__":
-    mask = os.umask(0)
-    facts = [sys.argv, __file__, sys.path[0], os.getcwd(), mask, os.environ["MARK"], sys.orig_argv[1:]]
+    facts = [sys.argv, __file__, sys.path[0], os.getcwd(), os.environ["MARK"], sys.orig_argv[1:]]
     print(json.dumps([forked, *facts]))
     print(sys.stdin.read(), file=sys.stderr)
     if "spawn" in sys.argv:
@@ -72,7 +71,6 @@ def run(name: str, words: list[str], folder: Path, *, forks: bool) -> dict[str, 
         input="given",
         capture_output=True,
         text=True,
-        umask=0o027,
         check=False,
     )
     return {"code": done.returncode, "out": done.stdout, "err": done.stderr}

@@ -94,12 +94,11 @@ def test_forks_that_give_other_weights_are_not_used(weights: str, forks: bool) -
 @pytest.mark.parametrize("works", [True, False])
 def test_a_run_that_fails_in_forks_is_repeated_as_the_usual_command(works: bool, monkeypatch: Any) -> None:
     runner = object.__new__(CommandRunner)
-    runner.forks, runner._cold, runner._warm = True, object(), object()
-    seen = []
+    runner.forks, seen = True, []
 
-    def run(self: CommandRunner, spec: Spec, environment: Any) -> Run:
-        seen.append(self.forks)
-        return _run("a" if works or not self.forks else "", "")
+    def run(self: CommandRunner, spec: Spec, environment: Any, *, forks: bool) -> Run:
+        seen.append(forks)
+        return _run("a" if works or not forks else "", "")
 
     monkeypatch.setattr(CommandRunner, "_run", run)
     assert runner.run(Spec(Target(command=("x",)))).worked
@@ -111,8 +110,8 @@ def test_a_run_that_fails_in_forks_is_repeated_as_the_usual_command(works: bool,
 @pytest.mark.timeout(300)
 def test_a_forked_program_behaves_as_a_new_interpreter(tmp_path: Path) -> None:
     driver = [sys.executable, str(HERE / "forked_programs.py"), str(tmp_path)]
-    # Libraries must start no threads, as in the doctor's interpreters.
-    environment = CHILD_ENV | {"OMP_NUM_THREADS": "1"}
+    # As in the doctor's interpreters, libraries start no threads, and the streams have no buffers.
+    environment = CHILD_ENV | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(driver, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

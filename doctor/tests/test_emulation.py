@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ddp_doctor import Report, examine
 from ddp_doctor.emulation.demand import emulation_for
 from ddp_doctor.emulation.install import install
-from ddp_doctor.launch.gpus import device_changes
+from ddp_doctor.launch.runner import device_changes
 from ddp_doctor.output.page import page_of
 from ddp_doctor.output.terminal import report_text
 from ddp_doctor.records.run import RankRecord, Run

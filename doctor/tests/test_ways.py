@@ -22,7 +22,7 @@ from ddp_doctor.errors import InputError
 from ddp_doctor.evidence.first_runs import FirstRuns
 from ddp_doctor.evidence.micro_batches import _common_factor, _why_other_losses, compare_micro_batches, missing_turns
 from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES, THRESHOLD
-from ddp_doctor.launch.command_rank import is_launcher
+from ddp_doctor.launch.rank import is_launcher
 from ddp_doctor.launch.world_constants import changed, changed_arguments, write_locals
 from ddp_doctor.probes.generators import generators
 from ddp_doctor.probes.micro_batches import Turn, turns, weights_at

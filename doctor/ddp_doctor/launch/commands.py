@@ -25,7 +25,7 @@ _PRELOADED = (
     "torch._dynamo",
     "torch.distributed.run",
     "torch.utils.data",
-    "ddp_doctor.launch.forked_program",
+    "ddp_doctor.launch.starters",
     "ddp_doctor.probes.install",
 )
 
@@ -41,16 +41,10 @@ class CommandRunner(Runner):
     def __init__(self, folder: Path, protection: Protection) -> None:
         super().__init__(2, folder, protection)
         # The first starts the command as it is, while the second imports torch, for forks.
-        self._cold, self._warm = self._interpreters
-        self._warm.tell({"preload": list(_PRELOADED)})
+        self.interpreters[1].tell({"preload": list(_PRELOADED)})
         self._is_warm = False
         # By the number of ranks, how many processes were each of them in turn, in the run of the user's own command.
         self._turns: dict[int, list[int]] = {}
-
-    def close(self) -> None:
-        """Ends the interpreters with what they run."""
-        self._interpreters = [self._cold, self._warm]
-        super().close()
 
     def preload(self, names: Sequence[str] = ()) -> None:
         """Does nothing: the command starts new interpreters."""
@@ -59,8 +53,7 @@ class CommandRunner(Runner):
         """Lets further runs be forks of an interpreter that has imported torch, unless writes are redirected in it."""
         self.forks = self.protection.kind == VIEW
         if self.forks and not self._is_warm:
-            self._warm.wait_for(300.0)
-            self._is_warm = True
+            self._is_warm = self.interpreters[1].wait(300.0)["ready"]
         return self.forks
 
     def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
@@ -69,22 +62,19 @@ class CommandRunner(Runner):
         Raises:
             InputError: The command does not exist, or its interpreter lacks a package.
         """
-        forks, self.forks = self.forks, self.forks and not spec.real_gpus
-        self._interpreters = [self._warm if self.forks else self._cold]
-        found = self._run(spec, environment)
-        if self.forks and not found.worked:
-            # Only the command as it is tells why.
-            forks = self.forks = False
-            self._interpreters = [self._cold]
-            found = self._run(spec, environment)
-        self.forks = forks
-        return found
+        forks = self.forks and not spec.real_gpus
+        found = self._run(spec, environment or {}, forks=forks)
+        if not forks or found.worked:
+            return found
+        # Only the command as it is tells why.
+        self.forks = False
+        return self._run(spec, environment or {}, forks=False)
 
-    def _run(self, spec: Spec, environment: dict[str, str] | None) -> Run:
+    def _run(self, spec: Spec, environment: dict[str, str], *, forks: bool) -> Run:
         begun, folder = time.monotonic(), self.new_folder()
-        words = _words(spec.target.command)
+        words, interpreter = _words(spec.target.command), self.interpreters[forks]
         if spec.purpose == "bare":
-            (code,), hung = self.execute(spec, folder, [{"RANK": "", **(environment or {})}], words)
+            (code,), hung = self.execute(spec, folder, {interpreter: {"RANK": "", **environment}}, words)
             return Run(spec, folder, [load_record(folder, 0, code)], hung, time.monotonic() - begun)
         if spec.purpose not in {"train", "numbers"}:
             return Run(spec, folder)
@@ -92,21 +82,17 @@ class CommandRunner(Runner):
         # records count, but a script may start its ranks several times.
         repeats = bool(spec.interventions) and self._turns.get(spec.world_size) == [1] * spec.world_size
         grace = 0.0 if spec.purpose == "numbers" or repeats else _GRACE
-        own = {
-            "RANK": "",
-            **_hash_seed(),
-            **(environment or {}),
-        }
-        (code,), hung = self.execute(spec, folder, [own], words, grace)
+        own = {"RANK": "", **_hash_seed(), **environment}
+        (code,), hung = self.execute(spec, folder, {interpreter: own}, words, grace, forks=forks)
         records = [load_record(folder, rank, code) for rank in range(spec.world_size)]
         if not spec.interventions:
-            self._turns[spec.world_size] = [_turns(folder / f"done{rank}") for rank in range(spec.world_size)]
+            done = [folder / f"done{rank}" for rank in range(spec.world_size)]
+            self._turns[spec.world_size] = [len(_lines(path)) for path in done]
         if any(not record.events for record in records):
             _explain_missing(folder, words)
-        output = (folder / "output.txt").read_text(errors="replace")
         stacks = "\n".join(path.read_text() for path in sorted(folder.glob("stack-*.txt")))
         for record in records:
-            record.output, record.stack = output, stacks
+            record.output, record.stack = "\n".join(_lines(folder / "output.txt")), stacks
         return Run(spec, folder, records, hung, time.monotonic() - begun)
 
 
@@ -116,9 +102,8 @@ def _hash_seed() -> dict[str, str]:
     return {"PYTHONHASHSEED": own} if own else {"PYTHONHASHSEED": "1", "DDP_DOCTOR_HASH_SEED": "1"}
 
 
-def _turns(path: Path) -> int:
-    """Returns how many processes have recorded their end in a file."""
-    return len(path.read_text().splitlines()) if path.exists() else 0
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
 
 
 def _words(command: Sequence[str]) -> list[str]:
@@ -127,13 +112,12 @@ def _words(command: Sequence[str]) -> list[str]:
     Raises:
         InputError: There is no such program.
     """
-    name = command[0]
-    if name in {"python", "python3"}:
+    if command[0] in {"python", "python3"}:
         return [sys.executable, *command[1:]]
-    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    found = shutil.which(command[0]) or shutil.which(command[0], path=str(Path(sys.executable).parent))
     if found is None:
-        raise InputError(f"There is no command {name}.")
-    return [name if shutil.which(name) else found, *command[1:]]
+        raise InputError(f"There is no command {command[0]}.")
+    return [found, *command[1:]]
 
 
 def _explain_missing(folder: Path, words: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -31,47 +32,53 @@ _SECONDS_TO_RECORD = 20.0
 
 
 def main() -> None:
-    """Answers requests until the input ends."""
+    """Answers requests until SIGTERM."""
     die_with_parent()
     become_subreaper()
+    signal.signal(signal.SIGTERM, _end)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     views = ViewProcess()
     for line in sys.stdin:
         request = json.loads(line)
-        for name in request.get("preload", ()):
-            with suppress(Exception):
-                importlib.import_module(name)
         if "view" in request:
-            answers.write(json.dumps(views.make(*map(Path, request["view"]))) + "\n")
+            answer = views.make(*map(Path, request["view"]))
         elif "folder" in request:
-            _run(request, answers)
+            answer = _run(request, answers)
         else:
-            answers.write(json.dumps({"ready": True}) + "\n")
+            for name in request["preload"]:
+                with suppress(Exception):
+                    importlib.import_module(name)
+            answer = {"ready": True}
+        answers.write(json.dumps(answer) + "\n")
 
 
-def _run(request: dict[str, Any], answers: Any) -> None:
+def _end(*_: Any) -> None:
+    """Ends this process and what it runs."""
+    kill_children()
+    os._exit(0)
+
+
+def _run(request: dict[str, Any], answers: Any) -> dict[str, int]:
     gc.collect()
     gc.freeze()
     child = os.fork()
     if child == 0:
         code = 70
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             answers.close()
             code = _child(request)
         except BaseException:
             traceback.print_exc()
         finally:
-            with suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
             os._exit(code)
     answers.write(json.dumps({"pid": child}) + "\n")
     _, status = os.waitpid(child, 0)
     if not status and request["command"]:
         _wait_for_records(Path(request["folder"]))
     kill_children()
-    answers.write(json.dumps({"code": os.waitstatus_to_exitcode(status)}) + "\n")
+    return {"code": os.waitstatus_to_exitcode(status)}
 
 
 def _wait_for_records(folder: Path) -> None:
@@ -85,31 +92,28 @@ def _wait_for_records(folder: Path) -> None:
 def _child(request: dict[str, Any]) -> int:
     die_with_parent()
     os.setsid()
-    folder = Path(request["folder"])
-    os.environ.update({name: value for name, value in request["environment"].items() if value})
+    folder, command = Path(request["folder"]), request["command"]
+    os.environ.update(request["environment"])
     for name in [name for name, value in request["environment"].items() if not value]:
-        os.environ.pop(name, None)
+        del os.environ[name]
     tempfile.tempdir = None
-    command = request["command"]
+    if "namespaces" in request:
+        private_view.enter(request["namespaces"], str(Path.cwd()))
+    output = folder / ("output.txt" if command else f"output{os.environ['RANK']}.txt")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 1)
+    os.dup2(1, 2)
+    if "copy" in request:
+        command = folder_copy.enter(Path(request["copy"]), command)
     if command:
         # Interpreters that it starts install the probes.
         os.environ["PYTHONPATH"] = os.pathsep.join([str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    if request.get("namespaces"):
-        private_view.enter(request["namespaces"], str(Path.cwd()))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    name = "output.txt" if command else f"output{os.environ['RANK']}.txt"
-    output = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    if request.get("copy"):
-        command = folder_copy.enter(Path(request["copy"]), command)
-    if command:
         if read(folder).purpose != "bare":
             os.environ[FOLDER] = str(folder)
             if request["forks"]:
                 program_forks.start(folder)
         os.execvp(command[0], command)  # noqa: S606
-    sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.argv = [sys.argv[0]]
     return run_rank(folder, read(folder))
 

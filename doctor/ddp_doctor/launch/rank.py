@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import importlib
 import inspect
@@ -10,56 +11,134 @@ import shlex
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
+from multiprocessing import util
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from ddp_doctor.errors import InputError, nearest
-from ddp_doctor.records.spec import PACKAGE, Spec
+from ddp_doctor.records.spec import Spec, read
+
+# Programs that start ranks as other processes, and so never train themselves.
+_LAUNCHERS = {"torchrun", "accelerate"}
+_LAUNCHER_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
 
 def run_rank(folder: Path, spec: Spec) -> int:
     """Runs a target in this process, whose environment names its rank; returns an exit code."""
     rank = int(os.environ["RANK"])
-    faulthandler.register(signal.SIGUSR2, file=(folder / f"stack{rank}.txt").open("w"), all_threads=True)
+    _write_stacks(folder / f"stack{rank}.txt")
     if spec.purpose == "bare":
         sys.path.insert(0, str(Path.cwd()))
-        run_target(spec, rank, None)
+        _run_target(spec, rank, None)
         return 0
-    from ddp_doctor.launch.gpus import emulate, watch
+    _prepare(folder, spec)
     from ddp_doctor.probes.install import Probes
 
-    emulate(spec)
-    watch(folder, spec)
     probes = Probes(folder, spec)
     sys.path.insert(0, str(Path.cwd()))
     try:
         probes.install()
-        run_target(spec, rank, probes)
+        _run_target(spec, rank, probes)
     except BaseException as error:
         if not (isinstance(error, SystemExit) and error.code in {None, 0}):
-            wrong = isinstance(error, InputError)
-            trace = "" if wrong else _user_trace(error)
-            told = {"type": type(error).__name__, "message": str(error), "trace": trace, "input": wrong}
-            probes.end(reached_end=False, error=told)
-            return 2 if wrong else 1
+            probes.end(reached_end=False, error=_described(error))
+            return 2 if isinstance(error, InputError) else 1
     probes.loaders.close()
     probes.end(reached_end=True)
     return 0
 
 
-def _user_trace(error: BaseException) -> str:
-    """Returns the traceback without the frames of the doctor."""
-    found = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = found
-    while part is not None:
-        kept = [frame for frame in part.stack if not frame.filename.startswith((PACKAGE, "<frozen importlib"))]
-        part.stack = traceback.StackSummary.from_list(kept)
-        part = part.__cause__ or part.__context__
-    return "".join(found.format())
+def observe(folder: Path) -> None:
+    """Observes this Python process, which a command has started.
+
+    The record is written when the process ends, if it has taken part in training.
+    """
+    spec = read(folder)
+    _prepare(folder, spec)
+    _write_stacks(folder / f"stack-{os.getpid()}.txt")
+    if is_launcher(sys.orig_argv):
+        # The probes would see nothing, and their imports take time.
+        return
+    from ddp_doctor.probes.install import Probes
+
+    probes = Probes(folder, spec)
+    probes.install()
+    # The processes that may record something, and have not.
+    owners, failed, show = {os.getpid()}, dict[str, Any](), sys.excepthook
+
+    def on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        failed.update(_described(error))
+        show(kind, error, trace)
+
+    def on_exit() -> None:
+        # Both functions below call it in most processes.
+        if os.getpid() in owners and (probes.recorder.active or failed):
+            owners.discard(os.getpid())
+            # A process of multiprocessing ends with the exception of its function, or exits because of it.
+            error = sys.exception() if not failed else None
+            if isinstance(error, SystemExit):
+                error = error.__context__ if error.code else None
+            if error is not None:
+                failed.update(_described(error))
+            probes.loaders.close()
+            probes.end(reached_end=not failed, error=failed or None)
+
+    def after_fork(_: Any) -> None:
+        if not probes.recorder.active:
+            # A rank, or the worker of a loader, which will record nothing.
+            owners.add(os.getpid())
+            util.Finalize(None, on_exit, exitpriority=100)
+            probes.watch()
+
+    sys.excepthook = on_error
+    atexit.register(on_exit)
+    # Processes of multiprocessing end without atexit, and print their exceptions themselves.
+    util.Finalize(None, on_exit, exitpriority=100)
+    util.register_after_fork(probes, after_fork)
 
 
-def run_target(spec: Spec, rank: int, probes: Any) -> None:
-    """Runs a target on this rank."""
+def is_launcher(words: Sequence[str]) -> bool:
+    """Returns whether a Python that was started with these words only starts ranks as other processes."""
+    if "--multiprocessing-fork" in words:
+        return False
+    program = next((place for place, word in enumerate(words[1:], 1) if not word.startswith("-")), 0)
+    if words[program - 1] == "-m":
+        return words[program] in _LAUNCHER_MODULES
+    return program > 0 and Path(words[program]).name in _LAUNCHERS
+
+
+def _write_stacks(path: Path) -> None:
+    """Writes the stacks of all threads when the doctor asks for them."""
+    faulthandler.register(signal.SIGUSR2, file=path.open("w"), all_threads=True)
+
+
+def _prepare(folder: Path, spec: Spec) -> None:
+    """Prepares torch, before anything else is installed: with emulated GPUs, or as it is."""
+    if spec.gpus:
+        from ddp_doctor.emulation.install import install
+
+        install(spec.gpus)
+    if spec.target.command:
+        from ddp_doctor.launch.starters import Starters
+
+        Starters(spec.world_size).install()
+    if not spec.gpus:
+        # The numbers of processes are those that the program itself names.
+        from ddp_doctor.emulation import demand
+
+        demand.watch(folder, spec)
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    """Returns what a record says of an error."""
+    trace = "".join(traceback.format_exception(error))
+    wrong = isinstance(error, InputError)
+    return {"type": type(error).__name__, "message": str(error), "trace": trace, "input": wrong}
+
+
+def _run_target(spec: Spec, rank: int, probes: Any) -> None:
     target = spec.target
     if target.config:
         from ddp_doctor.launch.lightning_rank import run_config

@@ -1,38 +1,97 @@
-"""Runs a specification: a module or function in an interpreter per rank, or a command that starts its ranks itself."""
+"""Runs modules and functions, in an interpreter per rank."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import select
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 from ddp_doctor.files.protection import Protection
-from ddp_doctor.launch.gpus import visible_gpus
-from ddp_doctor.launch.interpreter import Interpreter
 from ddp_doctor.probes.install import STOP
 from ddp_doctor.processes import processes_of_group
 from ddp_doctor.records.run import Run, load_record
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.stop import check_signals
 
-# Seconds that the other ranks may still run after one has failed.
-_GRACE = 5.0
-_SECONDS_TO_RECORD = 5.0
+# Seconds that the other ranks may still run after one has failed, and in which they write their records at a timeout.
+_GRACE = _SECONDS_TO_RECORD = 5.0
 _PRELOADED = ("torch", "torch.distributed", "torch.utils.data", "ddp_doctor.probes.install")
 # The exit codes of the processes, None for those that were stopped, and whether they hung.
 Ended = tuple[list[int | None], bool]
 
 
-def slowdown() -> float:
-    """Returns how many processes share a processor, from 1 to 10: on a busy machine, a slow run is no hang."""
-    return min(10.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+class Interpreter:
+    """An interpreter that has imported the libraries, and runs the user's code in forks; see `fork_server`.
+
+    Args:
+        rank: Rank of its runs; sets have another order on each rank.
+        folder: Folder of the examination, for what libraries write when they are imported.
+    """
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": str(rank + 1),
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(folder),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ddp_doctor.launch.fork_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+            bufsize=1,
+            # Ctrl-C is for the command alone, which ends its runs.
+            start_new_session=True,
+        )
+
+    def tell(self, request: dict[str, Any]) -> None:
+        """Sends a request."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+
+    def answer(self, timeout: float) -> dict[str, Any] | None:
+        """Returns the next answer; None if there is none in time."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout)[0]:
+            return None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("An interpreter of the doctor has ended.")
+        return cast(dict[str, Any], json.loads(line))
+
+    def wait(self, timeout: float = 60.0) -> dict[str, Any]:
+        """Returns the next answer.
+
+        Raises:
+            RuntimeError: There is none in time.
+        """
+        found = self.answer(timeout)
+        if found is None:
+            raise RuntimeError("An interpreter of the doctor does not answer.")
+        return found
+
+    def close(self) -> None:
+        """Ends the interpreter and what it runs."""
+        with self._process:
+            self._process.terminate()
 
 
 class Runner:
@@ -49,16 +108,16 @@ class Runner:
 
     def __init__(self, count: int, folder: Path, protection: Protection) -> None:
         self.folder, self.protection = folder, protection
-        self._interpreters = [Interpreter(rank, folder) for rank in range(count)]
-        self._numbers = itertools.count()
+        self.interpreters = [Interpreter(rank, folder) for rank in range(count)]
         self.forks = False
+        self._numbers = itertools.count()
 
     def preload(self, names: Sequence[str] = _PRELOADED) -> None:
         """Imports libraries before further runs, which then need not."""
-        for interpreter in self._interpreters:
+        for interpreter in self.interpreters:
             interpreter.tell({"preload": list(names)})
-        for interpreter in self._interpreters:
-            interpreter.wait_for(300.0)
+        for interpreter in self.interpreters:
+            interpreter.wait(300.0)
 
     def use_forks(self) -> bool:
         """Lets further runs of a command be forks, and returns whether they are; others are forks from the start."""
@@ -70,13 +129,13 @@ class Runner:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
-        ranks = [
-            {**_rank_environment(rank, spec.world_size, port), **(environment or {})} for rank in range(spec.world_size)
-        ]
+        ranks = {
+            interpreter: {**_environment(rank, spec.world_size, port), **(environment or {})}
+            for rank, interpreter in enumerate(self.interpreters[: spec.world_size])
+        }
         codes, hung = self.execute(spec, folder, ranks)
-        return Run(
-            spec, folder, [load_record(folder, *rank) for rank in enumerate(codes)], hung, time.monotonic() - begun
-        )
+        records = [load_record(folder, *rank) for rank in enumerate(codes)]
+        return Run(spec, folder, records, hung, time.monotonic() - begun)
 
     def new_folder(self) -> Path:
         """Returns the folder of the next run."""
@@ -86,11 +145,13 @@ class Runner:
         self,
         spec: Spec,
         folder: Path,
-        environments: Sequence[dict[str, str]],
+        environments: dict[Interpreter, dict[str, str]],
         command: Sequence[str] = (),
         grace: float = 0.0,
+        *,
+        forks: bool = False,
     ) -> Ended:
-        """Starts a process with each of the environments, and waits until they end or are stopped.
+        """Starts a process in each of some interpreters, and waits until they end or are stopped.
 
         Args:
             spec: The run.
@@ -98,76 +159,92 @@ class Runner:
             environments: Environment variables of each process; an empty value removes one.
             command: What is run instead of the target.
             grace: Seconds that the processes may still need after all ranks have recorded their end.
+            forks: Whether the Python programs of the command are run in forks of the interpreter.
         """
-        spec = replace(spec, timeout=spec.timeout * slowdown())
+        # On a busy machine, a slow run is no hang.
+        spec = replace(spec, timeout=spec.timeout * min(10.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))))
         deadline = time.monotonic() + spec.timeout
         spec.write(folder)
-        guarded = self.protection.begin(spec, self._interpreters[0].make_view)
-        if spec.real_gpus:
-            environments = [{**own, "CUDA_VISIBLE_DEVICES": visible_gpus()} for own in environments]
-        request = {**guarded, "folder": str(folder), "command": list(command), "forks": self.forks}
-        pids = [
-            interpreter.begin({**request, "environment": {**own, **guarded["environment"]}})
-            for interpreter, own in zip(self._interpreters, environments, strict=False)
-        ]
-        return self._wait(pids, spec, folder, deadline, grace)
+        guarded = self.protection.begin(spec, self._make_view)
+        request = {**guarded, "folder": str(folder), "command": list(command), "forks": forks}
+        gpus = {"CUDA_VISIBLE_DEVICES": _visible_gpus()} if spec.real_gpus else {}
+        pids = []
+        for interpreter, own in environments.items():
+            interpreter.tell({**request, "environment": {**own, **gpus, **guarded["environment"]}})
+            pids.append(int(interpreter.wait()["pid"]))
+        return _wait(dict(zip(pids, environments, strict=True)), spec, folder, deadline, grace)
 
     def close(self) -> None:
         """Ends the interpreters with what they run."""
-        for interpreter in self._interpreters:
+        for interpreter in self.interpreters:
             interpreter.close()
 
-    def _wait(self, pids: Sequence[int], spec: Spec, folder: Path, deadline: float, grace: float) -> Ended:
-        codes: dict[int, int | None] = {}
-        failed_at = done_at = None
-        running = dict(enumerate(self._interpreters[: len(pids)]))
-        late = False
-        while running and not late and (now := time.monotonic()) <= deadline:
-            for number, interpreter in list(running.items()):
-                if found := interpreter.answer(0.01):
-                    codes[number] = found["code"]
-                    del running[number]
-            check_signals()
-            if failed_at is None and any(codes.values()):
-                failed_at = now
-            if done_at is None and all(
-                rank in codes or (folder / f"done{rank}").exists() for rank in range(spec.world_size)
-            ):
-                done_at = now
-            late = any(at is not None and now > at + wait for at, wait in ((failed_at, _GRACE), (done_at, grace)))
-        if running:
-            stop_processes([pids[number] for number in running], folder, record=0 if done_at else spec.world_size)
-            for interpreter in running.values():
-                interpreter.wait_for(60.0)
-        return [codes.get(number) for number in range(len(pids))], bool(running) and not late
+    def _make_view(self, folder: Path, layers: Path) -> dict[str, Any]:
+        self.interpreters[0].tell({"view": [str(folder), str(layers)]})
+        return self.interpreters[0].wait()
 
 
-def stop_processes(pids: Sequence[int], folder: Path, *, record: int) -> None:
-    """Kills processes with their children.
-
-    Args:
-        pids: Their process IDs, which are those of their process groups.
-        folder: Folder of the run.
-        record: How many ranks write their records and stacks before.
-    """
-    if record:
-        (folder / STOP).touch()
-        for member in (member for pid in pids for member in processes_of_group(pid)):
-            with suppress(ProcessLookupError):
-                os.kill(member, signal.SIGUSR2)
-        # A busy machine needs more than a moment; a rank that was lost writes nothing.
-        latest = time.monotonic() + _SECONDS_TO_RECORD
-        while time.monotonic() < latest and len(list(folder.glob("rank*.pt"))) < record:
-            time.sleep(0.1)
-        time.sleep(0.5)
-    for pid in pids:
+def _wait(running: dict[int, Interpreter], spec: Spec, folder: Path, deadline: float, grace: float) -> Ended:
+    """Waits for processes, and stops those that are late."""
+    codes: dict[int, int | None] = dict.fromkeys(running)
+    latest, recorded = deadline, False
+    while None in codes.values() and time.monotonic() <= latest:
+        for pid, interpreter in running.items():
+            if codes[pid] is None and (found := interpreter.answer(0.01)):
+                codes[pid] = found["code"]
+                if found["code"]:
+                    latest = min(latest, time.monotonic() + _GRACE)
+        check_signals()
+        if not recorded and all((folder / f"done{rank}").exists() for rank in range(spec.world_size)):
+            recorded, latest = True, min(latest, time.monotonic() + grace)
+    late = [pid for pid in running if codes[pid] is None]
+    if late and not recorded:
+        _let_record(late, spec, folder)
+    for pid in late:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+        running[pid].wait()
+    return [*codes.values()], bool(late) and latest == deadline
 
 
-def _rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+def _let_record(pids: Sequence[int], spec: Spec, folder: Path) -> None:
+    """Lets the ranks in process groups write their records and stacks."""
+    (folder / STOP).touch()
+    for member in (member for pid in pids for member in processes_of_group(pid)):
+        with suppress(ProcessLookupError):
+            os.kill(member, signal.SIGUSR2)
+    # A busy machine needs more than a moment; a rank that was lost writes nothing.
+    latest = time.monotonic() + _SECONDS_TO_RECORD
+    while time.monotonic() < latest and len(list(folder.glob("rank*.pt"))) < spec.world_size:
+        time.sleep(0.1)
+    time.sleep(0.5)
+
+
+def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     """Returns the environment of a rank, as torchrun sets it."""
     local = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "GROUP_RANK": 0, "MASTER_PORT": port}
     world = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     numbers = {name: str(number) for name, number in {**local, **world}.items()}
-    return {**os.environ, **numbers, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "doctor"}
+    return {**numbers, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "doctor"}
+
+
+def _visible_gpus() -> str:
+    """Returns the value of CUDA_VISIBLE_DEVICES with which a process sees the GPUs that this one sees."""
+    import torch
+
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
+
+
+def device_changes(devices: int, gpu_as_cpu: bool | None, available: int) -> dict[str, int | bool]:
+    """Returns the fields of a specification that say where code for GPUs is run.
+
+    Args:
+        devices: Number of ranks.
+        gpu_as_cpu: Whether GPUs are emulated; None to do so if the code needs one and the machine has too few. False
+            also lets ranks share the GPUs of a machine that has fewer than ranks.
+        available: Number of GPUs of the machine.
+    """
+    enough = available >= devices or (gpu_as_cpu is False and available > 0)
+    if gpu_as_cpu is not True and enough:
+        return {"real_gpus": True}
+    return {"gpus": devices if gpu_as_cpu else 0, "may_emulate": gpu_as_cpu is not False}

@@ -67,9 +67,9 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return
         if importlib.util.find_spec("ddp_doctor") is None:
             _report_missing("ddp_doctor")
-        from ddp_doctor.launch.command_rank import start
+        from ddp_doctor.launch.rank import observe
 
-        start(Path(os.environ["DDP_DOCTOR_RUN"]))
+        observe(Path(os.environ["DDP_DOCTOR_RUN"]))
 
 
 def _watch(folder: str, every: int) -> None:
