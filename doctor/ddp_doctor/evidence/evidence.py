@@ -36,12 +36,12 @@ class Evidence:
         spec: The specification that all runs are derived from.
         runner: Runs further ones.
         runs: The runs by name: `single` (one process, as the user has it), `ranks` (several ranks, two short epochs
-            with their evaluation), `again` (`ranks` repeated, if something differs), `numbers` (the first steps in 64 bits), `reference`
-            (one process that was fed from it), `evaluate1` and `evaluate` (the same weights evaluated by one process
-            and by several ranks), `whole`, `save` and `resume` (six steps at once, and three and three), `interrupted`
-            and `started again` (a program that is ended after its first checkpoint, and its restart), `many steps` (longer epochs, of which
-            weights and branches are recorded), `predict1` and `predict`. Those that were not possible
-            are missing.
+            with their evaluation), `again` (`ranks` repeated, if something differs), `numbers` (the first steps in 64
+            bits), `reference` (one process that was fed from it), `evaluate1` and `evaluate` (the same weights
+            evaluated by one process and by several ranks), `whole`, `save` and `resume` (six steps at once, and three
+            and three), `interrupted` and `started again` (a program that is ended after its first checkpoint, and its
+            restart), `many steps` (longer epochs, of which weights and branches are recorded), `predict1` and
+            `predict`. Those that were not possible are missing.
         reference: The comparison of `numbers` and `reference`.
         deterministic: Whether two runs gave the same weights; None if that is not known, or follows from the equality
             with one process.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ddp_doctor.evidence.communication import (
 )
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import RankComparison, names_of
-from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.run import RankRecord
 
 # Relative; gradients of 32 bits.
 _SAME = 1e-4
@@ -36,6 +36,8 @@ class Divergence:
         parameters: Names of the parameters whose gradients differ, in order.
         amount: Largest relative difference of a gradient between the ranks.
         place: The user's place of the optimizer step.
+        passes: The forward passes through DistributedDataParallel with gradients before the step.
+        hook: The communication hook that gives each rank its own gradient back in the step, or None.
     """
 
     step: int
@@ -43,6 +45,8 @@ class Divergence:
     parameters: tuple[str, ...] = ()
     amount: float = 0.0
     place: str = ""
+    passes: Sequence[dict[str, Any]] = ()
+    hook: HookEffect | None = None
 
     @property
     def tensor(self) -> str:
@@ -61,7 +65,10 @@ def first_divergence(evidence: Evidence) -> Divergence | None:
     Parameters that each rank owns are meant to differ.
     """
     meant = shards(evidence) or averaged_weights(evidence) or own_models(evidence)
-    return None if meant else _first_of(evidence.trained)
+    found = None if meant else _first_of(evidence.trained)
+    hooks = hook_effects(evidence.worked("ranks")) if found else []
+    hook = next((hook for hook in hooks if found and hook.step == found.step and hook.local), None)
+    return replace(found, hook=hook) if found else None
 
 
 def skipping_rank(evidence: Evidence) -> int | None:
@@ -100,9 +107,10 @@ def later_divergence(evidence: Evidence) -> Divergence | None:
 def _first_of(ranks: Sequence[RankRecord]) -> Divergence | None:
     if not ranks:
         return None
-    meant = owned(ranks[0])
+    meant, steps = owned(ranks[0]), range(len(ranks[0].of_kind("step")))
     found = next((found for other in ranks[1:] if (found := _divergence(ranks[0], other, meant))), None)
-    return found or next(filter(None, (_of_parts(ranks, step) for step in range(len(ranks[0].of_kind("step"))))), None)
+    found = found or next((found for step in steps if (found := _of_parts(ranks, step))), None)
+    return replace(found, passes=passes_of(ranks[0], found.step)) if found else None
 
 
 def _divergence(first: RankRecord, second: RankRecord, meant: Collection[str]) -> Divergence | None:
@@ -195,20 +203,6 @@ def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
     return None
 
 
-def local_hook(evidence: Evidence, step: int) -> HookEffect | None:
-    """Returns the communication hook that gives each rank its own gradient back in a step, or None."""
-    return next((hook for hook in hook_effects(evidence.worked("ranks")) if hook.step == step and hook.local), None)
-
-
-def initial_difference(evidence: Evidence) -> list[str]:
-    """Returns the names of the parameters that differ between the ranks before the first step."""
-    run = evidence.worked("ranks")
-    if run is None:
-        return []
-    weights = {name: run.tensors(f"before/0/{key}") for key, name in names_of(run.ranks[0]).items()}
-    return [name for name, found in weights.items() if not all(torch.equal(found[0], other) for other in found)]
-
-
 def passes_of(record: RankRecord, step: int) -> list[dict[str, Any]]:
     """Returns the forward passes through DistributedDataParallel with gradients before an optimizer step."""
     found: list[dict[str, Any]] = []
@@ -219,11 +213,6 @@ def passes_of(record: RankRecord, step: int) -> list[dict[str, Any]]:
         elif event["gradients"] and number == step:
             found.append(event)
     return found
-
-
-def wraps(run: Run) -> list[dict[str, Any]]:
-    """Returns the modules that DistributedDataParallel has wrapped on rank 0."""
-    return run.ranks[0].of_kind("ddp")
 
 
 def without_batch_norm(evidence: Evidence) -> RankComparison:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from ddp_doctor.evidence.communication import own_models
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, initial_difference, local_hook, passes_of, wraps
+from ddp_doctor.evidence.gradients import first_divergence
+from ddp_doctor.evidence.rank_comparison import names_of
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
 from ddp_doctor.findings import Finding, fault, listed, note
 
@@ -28,6 +31,7 @@ With Fabric, use `model.mark_forward_method(...)` for other methods.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#17424",)
 STRUCTURAL = True
+EXPLAINS = "weights"
 NEEDS = (optimizer_steps, averages_gradients)
 
 
@@ -39,25 +43,34 @@ def check(evidence: Evidence) -> list[Finding]:
     found = first_divergence(evidence)
     if found is None:
         return []
-    names = initial_difference(evidence)
-    place, tensor, step, amount = found.place, found.tensor, found.step, found.measured
-    if hook := local_hook(evidence, found.step):
-        place, what = hook.place, f"the communication hook {hook.name} returns the gradient of the rank as it is"
-    elif found.kind == "local" and not passes_of(evidence.ranks[0], step):
+    place, step, wrapped = found.place, found.step, evidence.ranks[0].of_kind("ddp")
+    if found.hook:
+        place, what = (
+            found.hook.place,
+            f"the communication hook {found.hook.name} returns the gradient of the rank as it is",
+        )
+    elif found.kind == "local" and not found.passes:
         # Where it is called, and leaves these gradients, it is LD010 or LD016.
         called = "DistributedDataParallel.forward is not called"
-        what = called if wraps(evidence.runs["ranks"]) else "no model is wrapped, and nothing else averages them"
+        what = called if wrapped else "no model is wrapped, and nothing else averages them"
         forwards = [event for event in evidence.ranks[0].of_kind("forward") if event["step"] == step]
         place = next((event["place"] for event in forwards if event["gradients"]), "") or place
-    elif found.kind == "other" and names and found.amount == 0.0:
-        message = f"The ranks begin with different weights ({len(names)} parameters), and nothing makes them equal."
-        return [fault(message, step=0, tensor=names[0], place=place)]
-    elif found.kind == "partly" and not wraps(evidence.runs["ranks"]):
+    elif found.kind == "partly" and not wrapped:
         message = (
             f"{len(found.parameters)} parameters step with the gradient of each rank, and the others with an average: "
             f"nothing averages those of {listed(found.parameters)}."
         )
-        return [fault(message, step, tensor, amount, place)]
+        return [fault(message, step, found.tensor, found.measured, place)]
+    elif found.kind == "other" and found.amount == 0.0 and (names := _initial_difference(evidence)):
+        message = f"The ranks begin with different weights ({len(names)} parameters), and nothing makes them equal."
+        return [fault(message, step=0, tensor=names[0], place=place)]
     else:
         return []
-    return [fault(f"Each rank steps with its own gradient: {what}.", step, tensor, amount, place)]
+    return [fault(f"Each rank steps with its own gradient: {what}.", step, found.tensor, found.measured, place)]
+
+
+def _initial_difference(evidence: Evidence) -> list[str]:
+    """Returns the names of the parameters that differ between the ranks before the first step."""
+    run = evidence.runs["ranks"]
+    weights = {name: run.tensors(f"before/0/{key}") for key, name in names_of(run.ranks[0]).items()}
+    return [name for name, found in weights.items() if not all(torch.equal(found[0], other) for other in found)]

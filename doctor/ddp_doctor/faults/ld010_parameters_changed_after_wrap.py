@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, local_hook, passes_of, wraps
+from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, wrapped
 from ddp_doctor.findings import Finding, fault
 
@@ -27,18 +27,18 @@ Change the module before wrapping it, and wrap it again after a change:
 """
 THREADS = ("pytorch/pytorch#12603", "pytorch/pytorch#104336")
 STRUCTURAL = True
+EXPLAINS = "weights"
 NEEDS = (wrapped, optimizer_steps, averages_gradients)
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds parameters that DistributedDataParallel does not know, although its forward pass is called."""
     found = first_divergence(evidence)
-    if found is None or found.kind not in {"partly", "local"} or local_hook(evidence, found.step):
+    if found is None or found.kind not in {"partly", "local"} or found.hook:
         return []
-    passes = passes_of(evidence.ranks[0], found.step)
-    if not passes or not passes[-1]["synchronizes"]:
+    if not found.passes or not found.passes[-1]["synchronizes"]:
         return []
-    known = {name for wrapped in wraps(evidence.runs["ranks"]) for name in wrapped["parameters"]}
+    known = {name for module in evidence.ranks[0].of_kind("ddp") for name in module["parameters"]}
     new = any(name not in known for name in found.parameters)
     what = "of no wrapped module, or frozen or not yet there at the wrap" if new else "replaced after the wrap"
     message = (

@@ -27,6 +27,7 @@ Take every decision about the step on all ranks, from a reduced value:
 """
 THREADS = ("deepspeedai/DeepSpeed#1801",)
 STRUCTURAL = True
+EXPLAINS = "weights"
 NEEDS = (optimizer_steps, averages_gradients)
 
 

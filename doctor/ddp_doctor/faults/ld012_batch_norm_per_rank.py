@@ -25,6 +25,7 @@ In Lightning: `Trainer(sync_batchnorm=True)`. Group or layer norm need no synchr
 """
 THREADS = ("LibreYOLO/libreyolo#531", "pytorch/pytorch#2584")
 STRUCTURAL = False
+EXPLAINS = "gradients"
 NEEDS = (batch_norm, compared_at_once)
 
 

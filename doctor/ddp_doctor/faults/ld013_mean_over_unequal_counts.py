@@ -37,6 +37,7 @@ Divide the sum by the global count:
 """
 THREADS = ("huggingface/transformers#34191", "huggingface/transformers#24725", "huggingface/transformers#34242")
 STRUCTURAL = False
+EXPLAINS = "gradients"
 NEEDS = (compared_at_once,)
 _EQUAL = 1e-5
 # Counts that differ by less, such as those of the ignored pixels of large images, are a note.

@@ -29,6 +29,7 @@ Use the mean over the local batch, and leave the average over the ranks to DDP:
 """
 THREADS = ("lightly-ai/lightly#1977", "huggingface/transformers#37474")
 STRUCTURAL = False
+EXPLAINS = "gradients"
 NEEDS = (compared,)
 _EQUAL = 1e-5
 # Compression leaves a residual, which blurs the scale by about as much.

@@ -30,6 +30,7 @@ Before a queue or a codebook is updated, gather or reduce what it gets. `dist.al
 """
 THREADS = ("Lightning-Universe/lightning-bolts#179", "facebookresearch/SLIP#31")
 STRUCTURAL = False
+EXPLAINS = "gradients"
 # What is drawn for a sample does not depend on the others.
 _RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "RReLU"}
 NEEDS = (compared_at_once,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, later_divergence, passes_of
+from ddp_doctor.evidence.gradients import first_divergence, later_divergence
 from ddp_doctor.evidence.requirements import averages_gradients, no_sync
 from ddp_doctor.findings import Finding, fault
 
@@ -26,24 +26,22 @@ Put forward and backward of all but the last micro-batch into `no_sync`:
 """
 THREADS = ("huggingface/accelerate#1726", "pytorch/PiPPy#1133", "karpathy/build-nanogpt#30")
 STRUCTURAL = True
+EXPLAINS = "weights"
 NEEDS = (no_sync, averages_gradients)
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds accumulation windows whose last backward pass runs within `no_sync`."""
-    found, run = first_divergence(evidence), "ranks"
+    found = first_divergence(evidence)
     if found is None and not evidence.faulty and no_sync(evidence) is None:
         # The last window of an epoch may have fewer micro-batches than the others.
-        found, run = later_divergence(evidence), "many steps"
-    passes = passes_of(evidence.runs[run].ranks[0], found.step) if found else []
-    if found is None or not passes or passes[-1]["synchronizes"]:
+        found = later_divergence(evidence)
+    if found is None or not found.passes or found.passes[-1]["synchronizes"]:
         return []
-    synchronized = [str(number + 1) for number, event in enumerate(passes) if event["synchronizes"]]
+    synchronized = [str(number) for number, event in enumerate(found.passes, 1) if event["synchronizes"]]
     when = f"only pass {', '.join(synchronized)}" if synchronized else "none"
     message = (
-        f"Of the {len(passes)} passes before the optimizer step, {when} averages the gradients: the last one runs "
-        "within no_sync, so its gradients stay on their rank."
+        f"Of the {len(found.passes)} passes before the optimizer step, {when} averages the gradients: the last one "
+        "runs within no_sync, so its gradients stay on their rank."
     )
-    # Of a later step, only digests of the weights are known.
-    amount = f"the gradients of two ranks differ by {found.amount:.1e}" if found.amount else ""
-    return [fault(message, found.step, found.tensor, amount, passes[-1]["place"] or found.place)]
+    return [fault(message, found.step, found.tensor, found.measured, found.passes[-1]["place"] or found.place)]

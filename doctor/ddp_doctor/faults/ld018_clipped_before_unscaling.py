@@ -28,6 +28,7 @@ Unscale the gradients before clipping them:
 """
 THREADS = ("pytorch/examples#1196", "milesial/Pytorch-UNet#468")
 STRUCTURAL = True
+EXPLAINS = "weights"
 # A larger limit, relative to the scale, may be meant for scaled gradients.
 _SCALED_LIMIT = 0.05
 

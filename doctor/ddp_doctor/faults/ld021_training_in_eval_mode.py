@@ -32,6 +32,7 @@ Modules that are frozen on purpose may stay in evaluation mode.
 """
 THREADS = ("huggingface/lerobot#3668",)
 STRUCTURAL = True
+EXPLAINS = "weights"
 
 
 @dataclass

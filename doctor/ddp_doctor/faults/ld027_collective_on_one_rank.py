@@ -32,6 +32,7 @@ Evaluate on rank 0 with `ddp.module`, which calls no collective.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#19106", "pytorch/pytorch#54059")
 STRUCTURAL = True
+EXPLAINS = "weights"
 NEEDS = (communicating,)
 _TRAINING = "a training step"
 _BACKWARD = "a backward pass"

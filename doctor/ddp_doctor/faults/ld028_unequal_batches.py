@@ -31,6 +31,7 @@ Reduce a decision to stop, so that all ranks take it in the same step.
 """
 THREADS = ("pytorch/pytorch#141069", "Lightning-AI/pytorch-lightning#18023", "Lightning-AI/pytorch-lightning#379")
 STRUCTURAL = True
+EXPLAINS = "weights"
 # A program with up to this many batches is run to the end of an epoch.
 _MOST_BATCHES = 50
 _SECONDS = 10.0

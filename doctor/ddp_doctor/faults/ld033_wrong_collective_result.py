@@ -8,7 +8,7 @@ import torch
 
 from ddp_doctor.evidence.communication import is_multiple
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import distance, passes_of, wraps
+from ddp_doctor.evidence.gradients import distance, passes_of
 from ddp_doctor.evidence.rank_comparison import names_of
 from ddp_doctor.evidence.requirements import optimizer_steps, wrapped
 from ddp_doctor.findings import Finding, cannot_tell, fault
@@ -33,6 +33,7 @@ Otherwise compare the result of an all-reduce with a known one before the traini
 """
 THREADS = ("OpenNMT/OpenNMT-py#2295", "pytorch/pytorch#84803", "pytorch/pytorch#96600")
 STRUCTURAL = True
+EXPLAINS = "weights"
 # Relative to the largest gradient of a step. In exact arithmetic, that of the bias of a key in attention is zero.
 _ROUNDING = 1e-6
 _LEAST_OF_16_BITS = 2.0**-24
@@ -48,7 +49,7 @@ def check(evidence: Evidence) -> list[Finding]:
         )
         return [fault(message, first["step"], amount=f"{len(events)} calls", place=first["of"])]
     run = evidence.worked("ranks")
-    if run is None or not wraps(run):
+    if run is None or not run.ranks[0].of_kind("ddp"):
         return []
     names = names_of(run.ranks[0])
     for step, event in enumerate(run.ranks[0].of_kind("step")):

@@ -31,6 +31,7 @@ Or decide on rank 0, and broadcast the decision.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#379", "skorch-dev/skorch#737")
 STRUCTURAL = True
+EXPLAINS = "weights"
 NEEDS = (communicating,)
 
 
