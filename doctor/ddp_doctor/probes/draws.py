@@ -16,7 +16,7 @@ from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import DispatchMode, in_backward, tree_leaves
 
 if TYPE_CHECKING:
-    from ddp_doctor.probes.rank_batches import RankBatches
+    from ddp_doctor.probes.micro_batches import RankBatches
 
 _MOST_DRAWS = 50
 # These operators take the shape of a tensor, not its values.

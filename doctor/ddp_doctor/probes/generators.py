@@ -153,13 +153,6 @@ def seed_unseen(seed: int) -> None:
     _SEED_NUMPY(seed)
 
 
-def seed_generators(seed: int) -> None:
-    """Seeds the generators of torch, Python and NumPy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-
-
 def generators() -> dict[str, str]:
     """Returns digests of the states of all global generators."""
     # A text of NumPy's words takes a millisecond, and this is called hundreds of times.

@@ -20,10 +20,9 @@ from ddp_doctor.probes.alone import AloneProbe
 from ddp_doctor.probes.branches import BranchProbe
 from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.loaders import LoaderProbe
-from ddp_doctor.probes.micro_batches import MicroBatchProbe
+from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches
 from ddp_doctor.probes.modules import ModuleProbe
 from ddp_doctor.probes.options import OptionProbe
-from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.trainers import TrainerProbe

@@ -13,9 +13,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_doctor.probes.draws import DrawProbe, seed_own
-from ddp_doctor.probes.generators import OwnGenerators, drawn, generators, seed_generators
-from ddp_doctor.probes.micro_batches import MicroBatchProbe
-from ddp_doctor.probes.rank_batches import RankBatches
+from ddp_doctor.probes.generators import OwnGenerators, drawn, generators, seed_unseen
+from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches
 from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder, agreed, caller, generator_of_user, sample_digests
@@ -190,7 +189,9 @@ class ShortEpoch(Iterator[Any]):
             if trains and probe.spec.purpose == "train":
                 event["graph_nodes"] = graph_nodes()
         if trains and probe.spec.purpose == "numbers" and probe.feed is None:
-            recorder.tensors |= RankBatches.tensors_of(batch, self.loader, self.iteration, self.yielded)
+            for place, leaf in enumerate(leaves):
+                if isinstance(leaf, torch.Tensor):
+                    recorder.keep(f"batch/{self.loader}/{self.iteration}/{self.yielded}/{place}", leaf)
         return recorder.add("batch", **event)
 
     def _stop(self) -> None:
@@ -330,7 +331,7 @@ class LoaderProbe:
         """Seeds the generators, and those of the owners, by the epoch, so that a resumed run has the same draws."""
         if self.spec.purpose in {"save", "resume", "whole"} and torch.is_grad_enabled():
             seed = self.spec.seed + self.training_epochs + (self.spec.purpose == "resume")
-            seed_generators(seed)
+            seed_unseen(seed)
             for owner in owners:
                 seed_own(owner, seed)
 

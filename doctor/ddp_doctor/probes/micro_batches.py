@@ -1,9 +1,4 @@
-"""What enters the model and the loss in each micro-batch: recorded on the ranks, and given to one process in turn.
-
-A micro-batch ends with a backward pass. One process gets those of all ranks one after another, whatever it has loaded:
-the tensors that enter the model and the functions of its outputs, the states of the random generators, and the weights
-that the ranks had. It may step after the micro-batches of each rank, or after those of all ranks.
-"""
+"""What one process gets of the ranks: their batches joined, or the inputs of each of their micro-batches in turn."""
 
 from __future__ import annotations
 
@@ -15,17 +10,115 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ddp_doctor.probes.draws import Draw
 from ddp_doctor.probes.generators import global_states, set_global_states
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.torch_internals import in_backward, tree_leaves, tree_map
+
+
+def _records(folder: Path, world_size: int) -> list[dict[str, Any]]:
+    """Returns what the ranks of a run recorded."""
+    # Each process of a command does this, including workers: mapped files are in memory once, and only as needed.
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True, mmap=True) for rank in range(world_size)]
+
+
+class RankBatches:
+    """What the ranks of a run were given, joined.
+
+    Args:
+        folder: Folder of the run.
+        world_size: Number of ranks.
+        reverse: Reverses the samples of each batch, which changes rounding only.
+
+    Attributes:
+        failures: Why a batch could not be joined, in plain words.
+    """
+
+    def __init__(self, folder: Path, world_size: int, *, reverse: bool = False) -> None:
+        loaded = _records(folder, world_size)
+        self.tensors: list[dict[str, torch.Tensor]] = [part["tensors"] for part in loaded]
+        self.failures: list[str] = []
+        self.reverse = reverse
+        epochs = [event for event in loaded[0]["events"] if event["kind"] == "epoch" and event["trains"]]
+        self._training = {(event["loader"], event["iteration"]) for event in epochs}
+        self._draws: dict[tuple[int, str], list[Draw]] = {}
+        for rank, tensors in enumerate(self.tensors):
+            for name, tensor in tensors.items():
+                if name.startswith("draw/"):
+                    key, operator = "/".join(name.split("/")[:4]), name.split("/", 6)[6]
+                    number = int(name.split("/")[4])
+                    draws = self._draws.setdefault((rank, key), [])
+                    if number == len(draws):
+                        draws.append(Draw(operator, []))
+                    draws[number].outputs.append(tensor)
+
+    def trains(self, loader: int, iteration: int) -> bool:
+        """Returns whether the ranks trained in this iteration of a loader."""
+        return (loader, iteration) in self._training
+
+    def has(self, loader: int, iteration: int, number: int) -> bool:
+        """Returns whether all ranks had this batch."""
+        prefix = f"batch/{loader}/{iteration}/{number}/"
+        return all(any(name.startswith(prefix) for name in tensors) for tensors in self.tensors)
+
+    def batch(self, template: Any, loader: int, iteration: int, number: int) -> Any:
+        """Returns a batch of the ranks, concatenated.
+
+        Args:
+            template: A batch of this process, of the same structure.
+            loader: Number of the loader.
+            iteration: Number of its iteration.
+            number: Number of the batch.
+        """
+        places = iter(range(1_000_000))
+
+        def join(leaf: Any) -> Any:
+            place = next(places)
+            if not isinstance(leaf, torch.Tensor):
+                if not isinstance(leaf, int | float | bool | type(None)):
+                    self._fail(f"it contains values of the type {type(leaf).__name__}, not only tensors")
+                return leaf
+            name = f"batch/{loader}/{iteration}/{number}/{place}"
+            parts = [tensors[name] for tensors in self.tensors if name in tensors]
+            if len(parts) != len(self.tensors) or any(part.ndim != leaf.ndim for part in parts):
+                self._fail("its structure differs between the ranks and one process")
+                return leaf
+            if not leaf.ndim:
+                if not all(torch.equal(part, parts[0]) for part in parts):
+                    self._fail("it contains a number per batch, which differs between the ranks")
+                return parts[0]
+            if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
+                self._fail("the shapes of the ranks differ, as after padding to the longest sample")
+                return leaf
+            return torch.cat(parts).flip(0) if self.reverse else torch.cat(parts)
+
+        return tree_map(join, template)
+
+    def draws(self, loader: int, iteration: int, number: int) -> list[list[Draw]]:
+        """Returns the draws of each rank in the step after a batch."""
+        key = f"draw/{loader}/{iteration}/{number}"
+        return [self._draws.get((rank, key), []) for rank in range(len(self.tensors))]
+
+    def initial_weights(self) -> dict[str, torch.Tensor]:
+        """Returns the weights of rank 0 before the first step of each optimizer, by `<optimizer>:<position>`."""
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in self.tensors[0].items():
+            if name.startswith("before/"):
+                found.setdefault(name.split("/", 2)[2], tensor)
+        return found
+
+    def _fail(self, why: str) -> None:
+        if why not in self.failures:
+            self.failures.append(why)
+
 
 # Tensors of more values, such as a table that the loss looks up, are not data of a batch.
 _MOST_VALUES = 20_000_000
 # What transformers calls the number of tokens of all ranks and micro-batches.
 _COUNT = "num_items_in_batch"
 _MOST_INPUTS = 100
-FUNCTION = "function "
+_FUNCTION = "function "
 
 
 class Turn(NamedTuple):
@@ -70,6 +163,10 @@ def plan_of(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[Turn]:
 class MicroBatchProbe:
     """Records the inputs of each micro-batch, or replaces them by those of the ranks.
 
+    A micro-batch ends with a backward pass. One process gets those of all ranks one after another, whatever it has
+    loaded: the tensors that enter the model and the functions of its outputs, the states of the random generators, and
+    the weights that the ranks had. It may step after the micro-batches of each rank, or after those of all ranks.
+
     Attributes:
         plan: Whose micro-batch each of this process is; empty where they are recorded.
         ranks: The tensors that each rank recorded.
@@ -96,7 +193,7 @@ class MicroBatchProbe:
             world_size: Number of ranks.
             begin: How many of the micro-batches an earlier process has had.
         """
-        loaded = [torch.load(folder / f"rank{rank}.pt", weights_only=True, mmap=True) for rank in range(world_size)]
+        loaded = _records(folder, world_size)
         self.ranks = [part["tensors"] for part in loaded]
         self.plan = plan_of([part["events"] for part in loaded])[begin:]
 
@@ -135,7 +232,7 @@ class MicroBatchProbe:
 
     def function_inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns the arguments of a function of the model's outputs, such as a loss."""
-        return self._inputs(f"{FUNCTION}{name}", args, kwargs)
+        return self._inputs(f"{_FUNCTION}{name}", args, kwargs)
 
     def _inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         count = self._counts[name] = self._counts.get(name, 0) + 1
@@ -153,8 +250,8 @@ class MicroBatchProbe:
             other = self.ranks[turn.rank].get(key.format(turn.number)) if turn else None
             if other is None or other.dtype != leaf.dtype or other.ndim != leaf.ndim:
                 return leaf
-            if name.startswith(FUNCTION) and leaf.numel() == other.numel() == 1:
-                self._compare_numbers(name.removeprefix(FUNCTION), float(leaf), float(other))
+            if name.startswith(_FUNCTION) and leaf.numel() == other.numel() == 1:
+                self._compare_numbers(name.removeprefix(_FUNCTION), float(leaf), float(other))
             return other.clone().to(leaf.device)
 
         return tree_map(take, (args, kwargs))
@@ -230,21 +327,17 @@ class _FunctionInputs(TorchFunctionMode):
 
 def weights_at(tensors: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
     """Returns the weights of a rank before a step, over all optimizers, by `<optimizer>:<position>`."""
-    found: dict[str, tuple[int, torch.Tensor]] = {}
+    known: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
-        if kind not in {"before", "after"}:
-            continue
-        number, _, key = rest.partition("/")
+        if kind in {"before", "after"}:
+            number, _, key = rest.partition("/")
+            known.setdefault(key, {})[2 * int(number) + (kind == "after")] = tensor
+    found = {}
+    for key, versions in known.items():
+        past = [when for when in versions if when <= 2 * step]
         # Weights before a later step are those of now, unless there are newer ones.
-        when = 2 * int(number) + (kind == "after")
-        known = found.get(key)
-        if known is None:
-            better = when <= 2 * step or kind == "before"
-        elif when <= 2 * step:
-            better = known[0] < when or known[0] > 2 * step
-        else:
-            better = kind == "before" and known[0] > when
-        if better:
-            found[key] = when, tensor
-    return {key: tensor for key, (_, tensor) in found.items()}
+        later = [when for when in versions if when > 2 * step and when % 2 == 0]
+        if past or later:
+            found[key] = versions[max(past) if past else min(later)]
+    return found
