@@ -13,23 +13,19 @@ nothing to each other. If the watch fails, it stops watching, and the run contin
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp_doctor.watch.callback import WatchCallback as WatchCallback
     from ddp_doctor.watch.rank import watch as watch
 
+# Lightning and torch are imported by those who use them.
+_MODULES = {"WatchCallback": "callback", "watch": "rank"}
 __all__ = ["WatchCallback", "watch"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "WatchCallback":
-        # Lightning is imported by those who use it.
-        from ddp_doctor.watch.callback import WatchCallback
-
-        return WatchCallback
-    if name == "watch":
-        from ddp_doctor.watch.rank import watch
-
-        return watch
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -11,10 +11,15 @@ from typing import Any
 
 from ddp_doctor.findings import Finding, Report, Verdict, listed
 
-# Records in a row without a gradient after which it counts as lost.
+# Records in a row without a gradient after which it counts as lost, and with equal random numbers.
 _LOST = 3
 # Part of an epoch that two ranks may share: a sampler pads the last batch with samples of the first.
-_SHARED = 0.02
+_SHARED, _FEWEST = 0.02, 64
+
+
+def said(finding: Finding) -> str:
+    """Returns a finding in one line."""
+    return f"ddp-doctor watch: {finding.verdict.value}: {finding.code}: {finding.message}"
 
 
 class Comparison:
@@ -27,36 +32,40 @@ class Comparison:
 
     Attributes:
         findings: The findings so far.
+        ends: The last record of each rank that has ended.
+        last: The last recorded step of each rank.
+        compared: How often all ranks were compared.
     """
 
     def __init__(self, folder: Path, tell: Callable[[Finding], None] | None = None, ranks: int = 0) -> None:
-        self.folder, self.tell, self.expected = folder, tell, ranks
+        self.folder, self.tell, self.expected, self.compared = folder, tell, ranks, 0
         self.findings: dict[tuple[str, str], Finding] = {}
         self.ends: dict[int, dict[str, Any]] = {}
         self.last: dict[int, int] = {}
-        self._read: dict[Path, int] = {}
+        self._read: dict[Path, int] = defaultdict(int)
         # By optimizer and step, the records of the ranks.
         self._open: dict[tuple[int, int], dict[int, dict[str, Any]]] = defaultdict(dict)
-        self._names: dict[int, list[str]] = {}
-        self._group: dict[int, int] = {}
-        self._wrapped = self._sharded = self._averaged = False
+        # By optimizer, the first record of a rank.
+        self._first: dict[int, dict[str, Any]] = {}
+        self._averaged = False
+        # Optimizers whose weights were once equal, and the random numbers that all ranks had.
         self._equal: set[int] = set()
         self._random: dict[int, dict[int, str]] = defaultdict(dict)
-        self._had: dict[tuple[int, int, int], bool] = {}
+        self._trained: set[int] = set()
+        # By optimizer, rank and parameter, the records without a gradient since the last one with it.
         self._missing: dict[tuple[int, int, int], int] = {}
         self._samples: dict[tuple[int, int], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         self._orders: dict[tuple[int, int, int], str] = {}
-        self.compared = 0
 
     def read(self) -> None:
         """Reads what is new."""
         for path in sorted(self.folder.glob("rank*.jsonl")):
             with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
+                file.seek(self._read[path])
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
-                    self._read[path] = self._read.get(path, 0) + len(line)
+                    self._read[path] += len(line)
                     self._take(int(path.stem.removeprefix("rank")), json.loads(line))
 
     def finish(self) -> Report:
@@ -67,13 +76,9 @@ class Comparison:
             few = min(counts, key=lambda rank: counts[rank])
             message = f"Rank {few} ended after {counts[few]} optimizer steps, and another after {max(counts.values())}."
             self._found("LD028", Verdict.FAULT, message, counts[few])
-        report = self.report()
+        report = Report(str(self.folder), max(len(self.last), 1), [*self.findings.values()])
         (self.folder / "watch.json").write_text(json.dumps(report.to_json(), indent=2) + "\n")
         return report
-
-    def report(self) -> Report:
-        """Returns the findings as a report."""
-        return Report(str(self.folder), max(len(self.last), 1), [*self.findings.values()])
 
     def _take(self, rank: int, record: dict[str, Any]) -> None:
         for epoch in record.get("epochs", ()):
@@ -83,10 +88,7 @@ class Comparison:
             return
         number, step = record["optimizer"], record["step"]
         if step == 0:
-            self._names.setdefault(number, record["names"])
-            self._group[number] = record["group"]
-            self._wrapped |= record["wrapped"]
-            self._sharded |= record["sharded"]
+            self._first.setdefault(number, record)
         self._averaged |= record["averaged"]
         self.last[rank] = max(self.last.get(rank, 0), step)
         self._take_mode(rank, record)
@@ -106,23 +108,21 @@ class Comparison:
             values = ", ".join(f"rank {rank}: {records[rank]['lr']}" for rank in sorted(records))
             message = f"The learning rates of the ranks differ at step {step} ({values})."
             self._found("LD017", Verdict.FAULT, message, step, key=f"lr{number}")
-        states = [record["random"] for record in records.values()]
-        if len(set(states)) == 1:
-            self._random[number][step] = states[0]
-            before = [state for at, state in self._random[number].items() if at < step]
-            if len(before) >= _LOST and len({*before, states[0]}) == len(before) + 1:
+        if all(other["random"] == first["random"] for other in others):
+            self._random[number][step] = first["random"]
+            states = list(self._random[number].values())
+            if len(states) > _LOST and len(set(states)) == len(states):
                 message = (
                     "All ranks draw the same random numbers: dropout masks and noise are equal on all of them, unless "
                     "the samples' numbers come from elsewhere."
                 )
                 self._found("LD008", Verdict.NOTE, message, min(self._random[number]))
-        self._compare_weights(number, step, [record.get("weights") for record in records.values()])
+        weights = [record.get("weights", []) for record in (first, *others)]
+        if weights[0] and len({len(own) for own in weights}) == 1:
+            places = [place for place, values in enumerate(zip(*weights, strict=True)) if len(set(values)) > 1]
+            self._compare_weights(number, step, places)
 
-    def _compare_weights(self, number: int, step: int, weights: list[Any]) -> None:
-        first, *others = weights
-        if first is None or self._sharded or any(other is None or len(other) != len(first) for other in others):
-            return
-        different = [place for place in range(len(first)) if any(other[place] != first[place] for other in others)]
+    def _compare_weights(self, number: int, step: int, different: list[int]) -> None:
         key = ("LD011", f"weights{number}")
         if not different:
             self._equal.add(number)
@@ -130,47 +130,45 @@ class Comparison:
                 text = f"{self.findings[key].message} At step {step} they were equal again: they are averaged."
                 self.findings[key] = replace(self.findings[key], verdict=Verdict.NOTE, message=text)
             return
-        if number not in self._equal and not self._wrapped:
+        begun = self._first.values()
+        if any(first["sharded"] for first in begun) or (
+            number not in self._equal and not any(first["wrapped"] for first in begun)
+        ):
             # Ranks that hold different parts of one model.
             return
-        names, size = self._names.get(number, []), self._group.get(number, 1)
-        found = [names[place * size] for place in different if place * size < len(names)]
+        first = self._first.get(number, {"names": [], "group": 1})
+        found = [name for place in different for name in first["names"][place * first["group"] :][:1]]
         since = "from the first record on" if number not in self._equal else f"first seen at step {step}"
         verdict = Verdict.NOTE if self._averaged else Verdict.FAULT
         message = f"The weights of the ranks differ, {since}: {listed(found)}."
-        self._found(*key[:1], verdict, message, step, key=key[1], tensor=found[0] if found else "")
+        self._found(key[0], verdict, message, step, key=key[1], tensor=found[0] if found else "")
 
     def _take_mode(self, rank: int, record: dict[str, Any]) -> None:
-        known = (-1, rank, -1)
-        modules = record.get("eval")
-        if modules is None:
-            return
-        if modules != [""]:
-            self._had[known] = True
-        elif self._had.get(known):
+        if not record["eval"]:
+            self._trained.add(rank)
+        elif rank in self._trained:
             message = (
                 f"The model of rank {rank} is in evaluation mode in training, first seen at step {record['step']}."
             )
             self._found("LD021", Verdict.FAULT, message, record["step"], key="mode")
 
     def _take_lost(self, rank: int, record: dict[str, Any]) -> None:
-        number, names = record["optimizer"], self._names.get(record["optimizer"], [])
+        number, names = record["optimizer"], self._first.get(record["optimizer"], {"names": []})["names"]
         for place, name in enumerate(names):
             key = (number, rank, place)
             if place not in record["lost"]:
-                self._had[key], self._missing[key] = True, 0
+                self._missing[key] = 0
                 self.findings.pop(("LD009", f"{number}:{place}"), None)
-            elif self._had.get(key):
-                self._missing[key] = self._missing.get(key, 0) + 1
+            elif key in self._missing:
+                self._missing[key] += 1
                 if self._missing[key] == _LOST:
                     message = f"{name} has had no gradient on rank {rank} for {_LOST} records; it had one before."
                     self._found("LD009", Verdict.FAULT, message, record["step"], key=f"{number}:{place}", tensor=name)
 
     def _take_epoch(self, rank: int, epoch: dict[str, Any]) -> None:
         loader, number = epoch["loader"], epoch["epoch"]
-        key = (loader, number)
-        ranks = self._samples[key]
-        ranks[rank].update(epoch["samples"])
+        ranks = self._samples[loader, number]
+        ranks[rank].update(epoch.get("samples", ()))
         for old in [other for other in self._samples if other[0] == loader and other[1] < number - 1]:
             del self._samples[old]
         if "order" in epoch:
@@ -178,11 +176,11 @@ class Comparison:
             if self._orders.pop((loader, rank, number - 1), "") == epoch["order"]:
                 message = f"Rank {rank} takes the samples of epochs {number - 1} and {number} in the same order."
                 self._found("LD001", Verdict.FAULT, message, key=f"order{loader}")
-        for other, samples in ranks.items():
-            shared = samples & ranks[rank]
-            smaller = min(len(samples), len(ranks[rank]))
-            if other != rank and smaller >= 64 and len(shared) > max(2 * len(ranks), _SHARED * smaller):
-                some = listed([str(sample) for sample in sorted(shared)])
+        for other in ranks.keys() - {rank}:
+            shared = ranks[other] & ranks[rank]
+            smaller = min(len(ranks[other]), len(ranks[rank]))
+            if smaller >= _FEWEST and len(shared) > max(2 * len(ranks), _SHARED * smaller):
+                some = listed(list(map(str, sorted(shared))))
                 message = (
                     f"Ranks {min(rank, other)} and {max(rank, other)} take the same samples in epoch {number}: "
                     f"{len(shared)} of the {smaller} that were compared, such as {some}."

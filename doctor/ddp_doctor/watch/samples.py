@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from typing import Any
 
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import RandomSampler
 from torch.utils.data.distributed import DistributedSampler
-
-from ddp_doctor.torch_internals import on_indices
 
 # One sample in 16 is kept, the same ones on every rank, and so many of an epoch at most.
 _PART, _MOST, _FACTOR = 16, 4096, 0x9E3779B1
@@ -16,32 +15,40 @@ _PART, _MOST, _FACTOR = 16, 4096, 0x9E3779B1
 _ORDER = 4
 
 
-class SampleSketch:
-    """The samples of each epoch of the loaders that a rank trains with."""
+class Samples:
+    """The samples of each epoch of the loaders that a rank trains with.
+
+    Attributes:
+        beginning: The epoch whose iterator is being made.
+    """
 
     def __init__(self) -> None:
-        self._epochs: dict[int, list[_Epoch]] = {}
-        self._last: _Epoch | None = None
-        self._loaders: list[Any] = []
-        self._active = False
+        self.beginning: Epoch | None = None
+        self._epochs: dict[Any, list[Epoch]] = {}
+        self._last: Epoch | None = None
 
-    def install(self) -> None:
-        """Begins to record."""
-        self._active = True
-        make = DataLoader.__iter__
+    def begin(self, loader: Any) -> Epoch:
+        """Begins an epoch of a loader."""
+        epochs = self._epochs.setdefault(loader, [])
+        sampler = getattr(loader, "sampler", None)
+        shuffles = isinstance(sampler, RandomSampler) and not sampler.replacement
+        shuffles |= isinstance(sampler, DistributedSampler) and sampler.shuffle
+        size = 0
+        with suppress(TypeError, AttributeError):
+            size = len(loader.dataset)
+        self.beginning = Epoch(epochs[-1].number + 1 if epochs else 0, size, shuffles=shuffles)
+        epochs.append(self.beginning)
+        return self.beginning
 
-        def begin(loader: Any) -> Any:
-            iterator = make(loader)
-            if self._active:
-                self._begin(loader, iterator)
-            return iterator
+    def on_indices(self, iterator: Any, indices: list[int]) -> None:
+        """Takes the indices that an iterator takes."""
+        epoch = self.beginning or getattr(iterator, "watch_epoch", None)
+        if epoch is not None:
+            epoch.take(indices)
 
-        DataLoader.__iter__ = begin  # type: ignore[method-assign]
-        on_indices(self._on_indices, self._on_batch)
-
-    def remove(self) -> None:
-        """Records nothing more."""
-        self._active = False
+    def on_batch(self, iterator: Any) -> None:
+        """Remembers the loader whose batch was taken last."""
+        self._last = getattr(iterator, "watch_epoch", None)
 
     def on_step(self) -> None:
         """Counts an optimizer step for the loader whose batch was taken last."""
@@ -50,63 +57,35 @@ class SampleSketch:
 
     def taken(self) -> dict[str, Any]:
         """Returns what was taken since the last call, for the record: `epochs`, absent if there is nothing new."""
-        found = [
-            {"loader": number, "epoch": epoch.number, "size": epoch.size, **epoch.news()}
-            for number, epochs in self._epochs.items()
-            for epoch in epochs
-            if epoch.steps > 1 and epoch.has_news
-        ]
-        for epochs in self._epochs.values():
+        found = []
+        for number, epochs in enumerate(self._epochs.values()):
+            # A loader without steps is not trained with.
+            news = [(epoch, epoch.news()) for epoch in epochs if epoch.steps > 1]
+            found += [{"loader": number, "epoch": epoch.number, **new} for epoch, new in news if new]
             del epochs[:-2]
         return {"epochs": found} if found else {}
 
-    def _begin(self, loader: Any, iterator: Any) -> None:
-        number = next((place for place, other in enumerate(self._loaders) if other is loader), -1)
-        if number < 0:
-            number = len(self._loaders)
-            self._loaders.append(loader)
-        epochs = self._epochs.setdefault(number, [])
-        sampler = getattr(loader, "sampler", None)
-        shuffles = isinstance(sampler, RandomSampler) or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
-        repeats = isinstance(sampler, RandomSampler) and sampler.replacement
-        try:
-            size = len(loader.dataset)
-        except (TypeError, AttributeError):
-            size = 0
-        epoch = _Epoch(epochs[-1].number + 1 if epochs else 0, size, shuffles=shuffles and not repeats)
-        for indices in getattr(iterator, "watch_early", ()):
-            epoch.take(indices)
-        iterator.watch_epoch = epoch
-        epochs.append(epoch)
 
-    def _on_indices(self, iterator: Any, indices: list[int]) -> None:
-        epoch = getattr(iterator, "watch_epoch", None)
-        if epoch is not None:
-            epoch.take(indices)
-        elif self._active:
-            # Workers get their first batches before the iterator is returned.
-            iterator.watch_early = [*getattr(iterator, "watch_early", ()), indices]
+class Epoch:
+    """What was taken of one epoch.
 
-    def _on_batch(self, iterator: Any) -> None:
-        self._last = getattr(iterator, "watch_epoch", None)
+    Args:
+        number: Its number, from 0.
+        size: Number of samples of the data set; 0 if that is not known.
+        shuffles: Whether another epoch should have another order.
+    """
 
-
-class _Epoch:
     def __init__(self, number: int, size: int, *, shuffles: bool) -> None:
-        self.number, self.size, self.shuffles, self.steps, self.count = number, size, shuffles, 0, 0
+        self.number, self.size, self.shuffles, self.steps = number, size, shuffles, 0
         self._new: list[int] = []
-        self._kept, self._batches, self._reported = 0, 0, False
+        self._kept = self._batches = 0
         self._order = hashlib.sha256()
 
-    @property
-    def has_news(self) -> bool:
-        return bool(self._new) or (self._batches >= _ORDER and not self._reported)
-
     def take(self, indices: list[int]) -> None:
-        self.count += len(indices)
-        if self._batches < _ORDER:
-            self._order.update(repr(indices).encode())
+        """Takes the indices of a batch."""
         self._batches += 1
+        if self._batches <= _ORDER:
+            self._order.update(repr(indices).encode())
         if self._kept < _MOST:
             # Of a small data set every sample is kept.
             part = 1 if self.size <= _MOST else _PART
@@ -115,9 +94,10 @@ class _Epoch:
             self._new += chosen
 
     def news(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"samples": self._new, "count": self.count}
-        if self.shuffles and self._batches >= _ORDER and not self._reported:
-            self._reported = True
-            found["order"] = self._order.hexdigest()[:16]
+        """Returns the samples since the last call, and once the order of the epoch; empty without any."""
+        found: dict[str, Any] = {"samples": self._new} if self._new else {}
         self._new = []
+        if self.shuffles and self._batches >= _ORDER:
+            self.shuffles = False
+            found["order"] = self._order.hexdigest()[:16]
         return found
