@@ -166,10 +166,9 @@ class _Probe:
 
     def record_predictions(self, outputs: Any) -> None:
         """Records the size and a digest of each batch of predictions."""
-        batches = [[leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)] for batch in outputs or ()]
-        rows = [leaf for leaves in batches for leaf in leaves[:1]]
-        for number, row in enumerate(rows):
-            self.recorder.keep(f"prediction/{number}", row)
+        for number, batch in enumerate(outputs or ()):
+            for leaf in [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)][:1]:
+                self.recorder.keep(f"prediction/{number}", leaf)
         for event in self.recorder.events:
             if event["kind"] == "open":
                 event["rows"] = rows_of_file(Path(event["path"]))
@@ -215,9 +214,7 @@ def state_of(module: Any, trainer: Any) -> dict[str, str]:
 
 def _walk(place: str, value: Any, found: dict[str, str], depth: int = 0) -> None:
     if isinstance(value, torch.Tensor | np.ndarray):
-        found[place] = digest(
-            value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
-        )
+        found[place] = digest(torch.as_tensor(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value))
     elif isinstance(value, torch.nn.Module) and depth:
         for name, tensor in value.state_dict().items():
             found[f"{place}.{name}"] = digest(tensor)

@@ -17,7 +17,7 @@ from ddp_doctor.probes.generators import OwnGenerators, drawn, generators, seed_
 from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches
 from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder, agreed, caller, generator_of_user, sample_digests
+from ddp_doctor.records.recorder import Recorder, agreed, caller, generator_of_user, number_of, sample_digests
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_indices, without_modes
 
@@ -337,11 +337,7 @@ class LoaderProbe:
 
     def number(self, loader: Any) -> int:
         """Returns the number of a loader, in the order of first use."""
-        for number, other in enumerate(self._loaders):
-            if other is loader:
-                return number
-        self._loaders.append(loader)
-        return len(self._loaders) - 1
+        return number_of(loader, self._loaders)
 
     def end_later(self, batch: dict[str, Any]) -> None:
         """Ends the run after the next optimizer step, or before the next epoch.

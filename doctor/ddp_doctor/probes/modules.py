@@ -93,7 +93,7 @@ class ModuleProbe:
 
     def name(self, root: nn.Module) -> None:
         """Gives a module, its parts and its parameters their names."""
-        if not any(other is root for other in self._roots):
+        if root not in self._roots:
             self._roots.append(root)
             self.steps.name_parameters(root)
             for name, part in root.named_modules():
@@ -128,7 +128,7 @@ class ModuleProbe:
 
     def _widen(self, module: nn.Module) -> None:
         """Converts a module that was not created in 64 bits, as one whose weights were loaded, at its first call."""
-        if not self.spec.double or any(other is module for other in self._roots):
+        if not self.spec.double or module in self._roots:
             return
         tensors = list(module.parameters())
         if any(tensor.dtype is torch.float32 for tensor in tensors) and not any(map(is_sharded, tensors)):
@@ -182,7 +182,7 @@ class ModuleProbe:
     def _give_other_weights(self, module: nn.Module) -> None:
         """Adds the same random numbers to the weights on all ranks, if that is the intervention."""
         number = self.spec.interventions.get("other_weights")
-        if number is None or any(other is module for other in self._changed):
+        if number is None or module in self._changed:
             return
         self._changed.append(module)
         generator = torch.Generator().manual_seed(number)

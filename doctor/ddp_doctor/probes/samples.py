@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 from ddp_doctor.probes.generators import OWN, OwnGenerators, drawn, generators, seed_unseen
-from ddp_doctor.records.recorder import Recorder, digest
+from ddp_doctor.records.recorder import Recorder, digest, number_of
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves, tree_map
 
@@ -39,12 +39,7 @@ class Datasets:
 
     def number(self, dataset: Any) -> int:
         """Returns the number of the data set below all Subsets, in the order of first use."""
-        base = below_subsets(dataset)
-        for number, other in enumerate(self.found):
-            if other is base:
-                return number
-        self.found.append(base)
-        return len(self.found) - 1
+        return number_of(below_subsets(dataset), self.found)
 
     def call(self) -> None:
         """Calls the data sets directly at the end: which sample an index means, and whether it is random."""

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.wrap import wrap
-from ddp_doctor.records.recorder import Recorder, digest, is_sharded, user_stack
+from ddp_doctor.records.recorder import Recorder, digest, is_sharded, number_of, user_stack
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import in_backward
 
@@ -150,9 +150,7 @@ class ScheduleProbe:
     def _on_step(self, original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
         if self._is_ahead:
             return original(scheduler, *args, **kwargs)
-        if not any(other is scheduler for other in self.known):
-            self.known.append(scheduler)
-        number = next(place for place, other in enumerate(self.known) if other is scheduler)
+        number = number_of(scheduler, self.known)
         again = self._stepped.get(number) == self.recorder.step > 0
         self._stepped[number] = self.recorder.step
         if again and self.spec.interventions.get("step_schedules_once"):
@@ -254,7 +252,7 @@ class StepProbe:
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
             self.gradients.watch(_parameters(optimizer))
-        if any(other is optimizer for other in self._stepping):
+        if optimizer in self._stepping:
             # Its last step raised an exception.
             self._stepping.clear()
         self._stepping.append(optimizer)

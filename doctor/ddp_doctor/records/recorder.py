@@ -185,6 +185,15 @@ def is_called_near_user(most: int = 5) -> bool:
     return False
 
 
+def number_of(value: Any, known: list[Any]) -> int:
+    """Returns the place of a value in a list, by its identity; a new one is appended."""
+    for number, other in enumerate(known):
+        if other is value:
+            return number
+    known.append(value)
+    return len(known) - 1
+
+
 def agreed(path: Path, number: int, *, late: bool) -> int:
     """Returns the number that the first late rank has written into a file, at which all ranks end together.
 
