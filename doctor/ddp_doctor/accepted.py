@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ddp_doctor.errors import InputError
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import Accepted, Finding, Report, State, Verdict
-from ddp_doctor.places import from_root, place_of
+from ddp_doctor.places import Place, from_root, place_of
 
 _COMMENT = re.compile(r"#\s*ddp-doctor:\s*ignore\b(?:\[([^\]]*)\])?[\s:,-]*(.*)")
 # The code of what is wrong with a comment itself.
@@ -34,6 +34,11 @@ class _Ignore(NamedTuple):
     codes: tuple[str, ...]
     reason: str
 
+    def accepts(self, code: str, place: Place) -> bool:
+        """Returns whether it accepts a finding."""
+        here = from_root(self.path) == place.path and place.line in self.lines
+        return here and code in self.codes and bool(self.reason)
+
 
 def accept_comments(report: Report, files: Iterable[str]) -> Report:
     """Moves the findings that a comment in their line accepts, and notes comments that match nothing.
@@ -43,41 +48,31 @@ def accept_comments(report: Report, files: Iterable[str]) -> Report:
         files: The files of the examined program.
     """
     ignores = [ignore for path in sorted(set(files)) for ignore in _ignores(path)]
-    rest, accepted = [], list(report.accepted)
-    used: set[tuple[_Ignore, str]] = set()
+    rest, accepted, used = [], list(report.accepted), set()
     for finding in report.findings:
         place = place_of(finding)
-        for ignore in ignores if place else ():
-            here = place and from_root(ignore.path) == place.path and place.line in ignore.lines
-            if here and finding.code in ignore.codes and ignore.reason:
-                used.add((ignore, finding.code))
-                accepted.append(Accepted(finding, "comment", ignore.reason))
-                break
+        found = next((ignore for ignore in ignores if place and ignore.accepts(finding.code, place)), None)
+        if found:
+            used.add((found, finding.code))
+            accepted.append(Accepted(finding, "comment", found.reason))
         else:
             rest.append(finding)
+    # A check that was not made may find something another time.
     made = {check.code for check in report.ended(State.MADE)}
-    notes = [note for ignore in ignores for note in _notes(ignore, {code for i, code in used if i == ignore}, made)]
-    return replace(report, findings=[*rest, *notes], accepted=accepted)
-
-
-def _notes(ignore: _Ignore, used: set[str], made: set[str]) -> list[Finding]:
-    """Returns what is wrong with a comment. A check that was not made may find something another time."""
-    place = f"{ignore.path}:{ignore.line}"
-    if not ignore.codes:
-        text = "The comment names no check, so it has no effect: write ignore[LD012] and a reason."
-        return [Finding(_COMMENTS, Verdict.NOTE, text, place=place)]
-    found = []
-    for code in ignore.codes:
-        if code not in describe():
-            text = f"The comment ignores {code}, but there is no such check."
-        elif not ignore.reason:
-            text = f"The comment that ignores {code} gives no reason, so it has no effect."
-        elif code in made and code not in used:
-            text = f"The comment ignores {code}, but {code} finds nothing in this line: remove the comment."
-        else:
-            continue
-        found.append(Finding(_COMMENTS, Verdict.NOTE, text, place=place))
-    return found
+    for ignore in ignores:
+        wrong = [] if ignore.codes else ["it names no check"]
+        for code in ignore.codes:
+            if code not in describe():
+                wrong.append(f"there is no check {code}")
+            elif not ignore.reason:
+                wrong.append(f"it gives no reason for {code}, so it has no effect")
+            elif code in made and (ignore, code) not in used:
+                wrong.append(f"{code} finds nothing in this line")
+        notes = [
+            f"A comment has codes and a reason, such as ignore[LD012] large batches: here, {why}." for why in wrong
+        ]
+        rest += [Finding(_COMMENTS, Verdict.NOTE, note, place=f"{ignore.path}:{ignore.line}") for note in notes]
+    return replace(report, findings=rest, accepted=accepted)
 
 
 def _ignores(path: str) -> list[_Ignore]:
@@ -131,15 +126,15 @@ def read_baseline(path: str) -> set[tuple[str, str, str]]:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if content["format"] != 1:
-            raise InputError(f"--baseline {path}: its format is {content['format']!r}, but 1 is known.")
-        return {(str(row["code"]), str(row["file"]), str(row["function"])) for row in content["findings"]}
+        found = {(str(row["code"]), str(row["file"]), str(row["function"])) for row in content["findings"]}
+        known = content["format"] == 1
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(
-            f"--baseline {path} is not a file of --write-baseline: {type(error).__name__}: {error}."
+            f"--baseline {path} is no file of --write-baseline: {type(error).__name__}: {error}"
         ) from error
+    if not known:
+        raise InputError(f"--baseline {path}: its format is {content['format']!r}, but 1 is known.")
+    return found
 
 
 def accept_baseline(report: Report, path: str) -> Report:

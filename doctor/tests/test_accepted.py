@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("  # ddp-doctor: ignore[LD009, LD012] both", "", "both", ["LD009 finds nothing"]),
         ("", "  # ddp-doctor: ignore[LD012]", "", ["gives no reason"]),
         ("", "  # ddp-doctor: ignore all of it", "", ["names no check"]),
-        ("", "  # ddp-doctor: ignore[LD099] typing error", "", ["no such check"]),
+        ("", "  # ddp-doctor: ignore[LD099] typing error", "", ["there is no check LD099"]),
         ("", "  # ddp-doctor: ignore[LD024] a check that was not made", "", []),
         ("", "", "", []),
     ],
