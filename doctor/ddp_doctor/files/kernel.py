@@ -20,7 +20,6 @@ _KEPT_FLAGS = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 # What a Landlock ruleset denies, by the version that has it: writing, removing and creating; moving; truncating.
 _RIGHTS = {1: 0b1_1111_1111_0010, 2: 1 << 13, 3: 1 << 14}
-_RIGHTS_OF_FILES = 0b10 | 1 << 14
 
 # The first version denies every move between folders.
 LEAST_LANDLOCK = 2
@@ -101,8 +100,7 @@ def allow_writes_below(folders: Sequence[Path]) -> None:
     ruleset = _call("syscall", _CREATE_RULESET, struct.pack("=Q", rights), ctypes.c_size_t(8), 0)
     for folder in folders:
         handle = os.open(folder, os.O_PATH)
-        own = rights if folder.is_dir() else rights & _RIGHTS_OF_FILES
-        _call("syscall", _ADD_RULE, ruleset, 1, struct.pack("=Qi", own, handle), 0)
+        _call("syscall", _ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, handle), 0)
         os.close(handle)
     _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _call("syscall", _RESTRICT_SELF, ruleset, 0)
