@@ -91,15 +91,11 @@ class CheckState:
     @classmethod
     def of(cls, code: str, found: Sequence[Finding]) -> CheckState:
         """Returns the state of a check that has found this; the first reason counts."""
-        for finding in sorted(found, key=lambda finding: _SERIOUS.index(finding.verdict)):
-            if finding.verdict in REASONS:
-                return cls(code, State(finding.verdict.value), finding.message)
-            if finding.verdict is not Verdict.NOTE:
-                break
+        told = [finding for finding in found if finding.verdict is not Verdict.NOTE]
+        first = min(told, key=lambda finding: list(Verdict).index(finding.verdict), default=None)
+        if first is not None and first.verdict in REASONS:
+            return cls(code, State(first.verdict.value), first.message)
         return cls(code, State.MADE)
-
-
-_SERIOUS = [*(verdict for verdict in Verdict if verdict is not Verdict.NOTE), Verdict.NOTE]
 
 
 @dataclass(frozen=True)
