@@ -94,15 +94,8 @@ class RankComparison:
 
 def compare_ranks(ranks: Run, reference: Run, *, threshold: float = THRESHOLD) -> RankComparison:
     """Compares a run of several ranks with the run of one process that was fed from it."""
-    if not ranks.worked:
-        return RankComparison(cannot="the run with several ranks has failed")
-    if not reference.ranks:
-        return RankComparison(cannot="one process was not run")
-    if reference.hung or reference.lost:
-        return RankComparison(cannot="the run with one process hung")
-    if reference.errors:
-        error = reference.errors[0]
-        return RankComparison(cannot=f"one process with all samples fails: {error['type']}: {error['message'][:150]}")
+    if reference.hung or reference.lost or reference.errors or not reference.ranks:
+        return RankComparison(cannot=f"one process with all samples fails ({reference.short_reason})")
     one = reference.ranks[0]
     if failures := one.end["failures"]:
         return RankComparison(cannot=f"one process cannot be given the same samples and draws: {failures[0]}")
@@ -132,13 +125,11 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         # The first step that differs, otherwise the worst.
         if worst[0] <= threshold and not found[0] <= worst[0]:
             worst = (found[0], step, found[1])
-    module, kind, amount, seen = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     weights, residual = _weights(ranks, one, worst[1])
     applied = tuple(_least_squares(ranks, vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
+    module, kind, amount, seen = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     return RankComparison(
-        worst[0],
-        worst[1],
-        worst[2],
+        *worst,
         threshold,
         weights,
         residual,
@@ -225,14 +216,10 @@ def _least_squares(
 
 
 def _solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> tuple[tuple[float, ...], float]:
-    if (
-        not parts
-        or whole is None
-        or any(part is None or part.shape != whole.shape for part in parts)
-        or not float(whole.norm())
-    ):
+    known = [part for part in parts if part is not None and whole is not None and part.shape == whole.shape]
+    if whole is None or not known or len(known) < len(parts) or not float(whole.norm()):
         return (), 0.0
-    columns = torch.stack([part for part in parts if part is not None], 1)
+    columns = torch.stack(known, 1)
     if not (columns.isfinite().all() and whole.isfinite().all()):
         # An overflow, which GradScaler skips, has no weights.
         return (), 0.0

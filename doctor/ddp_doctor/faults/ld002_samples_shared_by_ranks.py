@@ -67,17 +67,17 @@ def check(evidence: Evidence) -> list[Finding]:
             continue
         if lists[0] == lists[-1] and divides_batches(evidence):
             continue
-        which = names([rank.rank for rank in ranks])
-        sampler = events[0]["sampler"]
         if equal:
-            message = f"In epoch {events[0]['epoch']}, {which} draw the same {len(lists[0])} samples in the same order"
+            drawn = f"draw the same {len(lists[0])} samples in the same order"
         elif whole:
             order = "in the same order" if all(one == lists[0] for one in lists) else "each in its own order"
-            message = f"In epoch {events[0]['epoch']}, {which} each train on all {len(union)} samples, {order}"
+            drawn = f"each train on all {len(union)} samples, {order}"
         else:
-            shared = total - len(union)
-            message = f"In epoch {events[0]['epoch']}, {which} draw {total} samples of which {shared} are repeated"
-        message += f": the sampler is a {sampler}, which does not divide the samples among the ranks."
+            drawn = f"draw {total} samples of which {total - len(union)} are repeated"
+        message = (
+            f"In epoch {events[0]['epoch']}, {names([rank.rank for rank in ranks])} {drawn}: the sampler is a "
+            f"{events[0]['sampler']}, which does not divide the samples among the ranks."
+        )
         values = {
             "step": events[0]["step"],
             "amount": f"{total} samples drawn, {len(union)} different ones",
@@ -98,11 +98,8 @@ def _same_gradients(evidence: Evidence) -> Finding | None:
     first, *others = evidence.ranks
     own = {name: value for name, value in first.tensors.items() if name.startswith("local/")}
     steps = {name.split("/")[1] for name, value in own.items() if value.count_nonzero()}
-    if len(steps) < 2 or not others or shards(evidence):
-        return None
-    if any(
-        not torch.equal(value, rank.tensors.get(name, torch.empty(0))) for rank in others for name, value in own.items()
-    ):
+    pairs = ((value, rank.tensors.get(name, torch.empty(0))) for rank in others for name, value in own.items())
+    if len(steps) < 2 or not others or shards(evidence) or not all(torch.equal(*pair) for pair in pairs):
         return None
     which, place = names([rank.rank for rank in evidence.ranks]), loss_place(evidence)
     message = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import permutations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed, note
@@ -58,7 +59,7 @@ def check(evidence: Evidence) -> list[Finding]:
     """Compares the modes of all parts between ranks and between steps."""
     modes = [_modes(record) for record in evidence.trained]
     for step in sorted(set.intersection(*map(set, modes))) if modes else []:
-        for rank, other in ((rank, other) for rank in range(len(modes)) for other in range(len(modes))):
+        for rank, other in permutations(range(len(modes)), 2):
             evaluating = modes[rank][step].of(False) & modes[other][step].of(True)
             if evaluating:
                 message = f"Rank {rank} trains in evaluation mode, but rank {other} in training mode"

@@ -248,8 +248,11 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
         return [], ""
     if not evidence.trained[0].of_kind("reported"):
         return [], "Rank 0 prints or logs no number, so no metric was compared."
-    still: dict[str, Any] = {"same_seed": True, "interventions": {"still": True}}
-    one, several = evidence.run("still alone", world_size=1, **still), evidence.run("still", **still)
+    fixed: dict[str, Any] = {"same_seed": True, "interventions": {"still": True}}
+    one, several = (
+        evidence.run("fixed weights on one process", world_size=1, **fixed),
+        evidence.run("fixed weights", **fixed),
+    )
     if not one.worked or not several.worked:
         run = one if not one.worked else several
         return [], f"The metrics of unchanged weights were not compared: {run.short_reason}"
@@ -318,9 +321,9 @@ def _differing(
 def _with_other_weights(evidence: Evidence, known: Sequence[Key], least: float = _SAME) -> list[Metric]:
     """Compares metrics with other weights: a network that is not trained may put all samples into one class."""
     for number in range(_MOST_WEIGHTS if known else 0):
-        name = f"still with other weights {number}"
+        name = f"other fixed weights {number}"
         change: dict[str, Any] = {"same_seed": True, "interventions": {"still": True, "other_weights": number}}
-        one = evidence.run(f"{name} alone", world_size=1, **change)
+        one = evidence.run(f"{name} on one process", world_size=1, **change)
         alone = _numbers(one.ranks[0]) if one.worked else {}
         if one.worked and all(alone[key][0] in _EXTREME for key in known if key in alone):
             # These weights show as little.
@@ -362,7 +365,9 @@ def _perturbed(
         if found == values.keys():
             break
         change = {"still": True, "perturb": [first, *loaders], "factor": factor}
-        run = evidence.run(f"still, others from rank {first} ({factor})", same_seed=True, interventions=change)
+        run = evidence.run(
+            f"fixed weights, other samples from rank {first} on ({factor})", same_seed=True, interventions=change
+        )
         if run.worked:
             known, numbers = True, _numbers(run.ranks[0])
             found |= {key for key in values if (numbers[key][0] != values[key] if key in numbers else missing)}

@@ -33,7 +33,7 @@ _LONGER = 3
 def check(evidence: Evidence) -> list[Finding]:
     """Finds graphs of earlier steps that live tensors keep, in growing number."""
     for record in (record for record in evidence.trained if _grows(_nodes(record))):
-        longer = evidence.run("more steps", steps=_LONGER * evidence.spec.steps)
+        longer = evidence.run("graphs of longer epochs", steps=_LONGER * evidence.spec.steps)
         counts = _nodes(longer.ranks[record.rank]) if longer.worked else []
         if _grows(counts):
             nodes = counts[0]
