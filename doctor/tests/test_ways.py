@@ -23,7 +23,7 @@ from ddp_doctor.evidence.first_runs import FirstRuns
 from ddp_doctor.evidence.micro_batches import _common_factor, _why_other_losses, compare_micro_batches, missing_turns
 from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES, THRESHOLD
 from ddp_doctor.launch.rank import is_launcher
-from ddp_doctor.launch.world_constants import changed, changed_arguments, write_locals
+from ddp_doctor.launch.world_constants import change, changed_arguments, write_locals
 from ddp_doctor.probes.generators import generators
 from ddp_doctor.probes.micro_batches import Turn, turns, weights_at
 from ddp_doctor.records.run import RankRecord, Run
@@ -221,10 +221,10 @@ def test_a_process_that_trains_alone_is_named(hung: bool, kinds: Sequence[str], 
 
 def test_numbers_that_are_the_number_of_ranks_are_changed() -> None:
     options = argparse.Namespace(world_size=2, batch_size=2, num_workers=2, train={"n_gpus": 2, "layers": 2})
-    changed("options", options, 2, 1)
-    assert vars(options) == {"world_size": 1, "batch_size": 2, "num_workers": 2, "train": {"n_gpus": 1, "layers": 2}}
     held = SimpleNamespace(world_size=2)
-    assert changed("held", held, 2, 1).world_size == 2
+    change({"options": options, "held": held}, 2, 1)
+    assert vars(options) == {"world_size": 1, "batch_size": 2, "num_workers": 2, "train": {"n_gpus": 1, "layers": 2}}
+    assert held.world_size == 2
 
     def worker(rank: int, world_size: int, epochs: int) -> None: ...
 

@@ -8,7 +8,6 @@ script starts by hand: those that are too many end before they take part.
 from __future__ import annotations
 
 import dataclasses
-import importlib.abc
 import os
 import sys
 from collections.abc import Callable
@@ -36,11 +35,12 @@ _VARIABLES = (
 _INIT_ARGUMENTS = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name")
 # The number of ranks that the program itself wanted, for the processes that it starts.
 _WANTED = "DDP_DOCTOR_WANTED_RANKS"
+# The import of the module of Fabric itself may have begun before torch was imported.
 _TRAINERS = {
     "lightning.pytorch.trainer.trainer": "Trainer",
     "pytorch_lightning.trainer.trainer": "Trainer",
-    "lightning.fabric.fabric": "Fabric",
-    "lightning_fabric.fabric": "Fabric",
+    "lightning.fabric.connector": "_Connector",
+    "lightning_fabric.connector": "_Connector",
 }
 
 
@@ -63,8 +63,8 @@ class Starters:
         wrap_everywhere("init_process_group", dist.init_process_group, self._on_init)
         wrap(DistributedSampler, "__init__", self._on_sampler)
         changes: dict[str, Callable[[Any], None]] = {"torch.distributed.launcher.api": self._watch_agent}
+        changes |= dict.fromkeys(_TRAINERS, self._watch_trainer)
         sys.meta_path.insert(0, AfterImport(changes))
-        sys.meta_path.insert(0, _AfterDefinition(dict(_TRAINERS), self._on_trainer))
 
     @property
     def wanted(self) -> int | None:
@@ -126,6 +126,9 @@ class Starters:
 
         wrap(module.elastic_launch, "__init__", around)
 
+    def _watch_trainer(self, module: Any) -> None:
+        wrap(getattr(module, _TRAINERS[module.__name__]), "__init__", self._on_trainer)
+
     def _on_trainer(self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> None:
         devices = kwargs.get("devices", "auto")
         number = len(devices) if isinstance(devices, list | tuple) else devices
@@ -155,31 +158,13 @@ class Starters:
             change_program(self.wanted, self.world_size)
         return result
 
-    def _on_sampler(self, original: Callable[..., Any], sampler: Any, *args: Any, **kwargs: Any) -> None:
-        given = args[1] if len(args) > 1 else kwargs.get("num_replicas")
-        if self.wanted and given == self.wanted and given > self.world_size:
-            if len(args) > 1:
-                args = (args[0], self.world_size, *args[2:])
-            else:
-                kwargs["num_replicas"] = self.world_size
-        original(sampler, *args, **kwargs)
-
-
-class _AfterDefinition(importlib.abc.MetaPathFinder):
-    """Wraps the `__init__` of classes as soon as something is imported after their definition.
-
-    The import of their modules may have begun before torch was imported.
-    """
-
-    def __init__(self, classes: dict[str, str], around: Callable[..., Any]) -> None:
-        self._classes, self._around = classes, around
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        """Finds no module."""
-        for name in [name for name in self._classes if name in sys.modules]:
-            if found := getattr(sys.modules[name], self._classes[name], None):
-                del self._classes[name]
-                wrap(found, "__init__", self._around)
+    def _on_sampler(
+        self, original: Callable[..., Any], sampler: Any, dataset: Any, ranks: Any = None, *rest: Any, **kwargs: Any
+    ) -> None:
+        given = kwargs.pop("num_replicas", ranks)
+        if given is not None and given == self.wanted and given > self.world_size:
+            given = self.world_size
+        original(sampler, dataset, given, *rest, **kwargs)
 
 
 def _number(*values: Any) -> int | None:

@@ -7,7 +7,7 @@ import ctypes
 import inspect
 import re
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import is_dataclass
 from types import ModuleType
@@ -24,88 +24,67 @@ _NAME = re.compile(
 _DEEPEST = 4
 
 
-def changed(name: str, value: Any, old: int, new: int, depth: int = 0) -> Any:
-    """Returns what a value becomes with another number of ranks. What holds values is changed itself.
+def change(values: MutableMapping[Any, Any], old: int, new: int, depth: int = 0) -> None:
+    """Changes the numbers of ranks among named values, and in what these hold.
 
     Args:
-        name: What the program calls the value.
-        value: The value.
+        values: The values.
         old: The program's number of ranks.
         new: The number of ranks that are run.
-        depth: How many objects hold the value.
+        depth: How many objects hold them.
     """
-    if isinstance(value, bool | str) or depth > _DEEPEST:
+    for name, value in list(values.items()):
+        if not isinstance(name, str) or name.startswith("__"):
+            continue
+        if type(value) is int:
+            if value == old and _NAME.search(name):
+                values[name] = new
+        elif depth < _DEEPEST and isinstance(held := _held(value), MutableMapping):
+            # An object of the user may permit no change.
+            with suppress(Exception):
+                change(held, old, new, depth + 1)
+
+
+def _held(value: Any) -> Any:
+    """Returns the named values that a value holds, if it holds settings."""
+    if isinstance(value, MutableMapping):
         return value
-    if isinstance(value, int):
-        return new if value == old and _NAME.search(name) else value
-    with suppress(Exception):
-        # An object of the user may permit no change.
-        if isinstance(value, MutableMapping):
-            _change_items(value, list(value.items()), value.__setitem__, old, new, depth)
-        elif isinstance(value, argparse.Namespace) or is_dataclass(value) or _is_plain_object(value):
-            items = list(vars(value).items())
-            _change_items(value, items, lambda key, other: object.__setattr__(value, key, other), old, new, depth)
-    return value
+    if isinstance(value, type | ModuleType) or callable(value):
+        return None
+    own = isinstance(value, argparse.Namespace) or is_dataclass(value)
+    return getattr(value, "__dict__", None) if own or _is_of_user(sys.modules.get(type(value).__module__)) else None
 
 
-def _change_items(
-    owner: Any, items: list[tuple[Any, Any]], put: Callable[[Any, Any], Any], old: int, new: int, depth: int
-) -> None:
-    for key, part in items:
-        if isinstance(key, str) and (part is not owner or owner is None):
-            other = changed(key, part, old, new, depth + 1)
-            if other is not part:
-                put(key, other)
+def _is_of_user(module: Any) -> bool:
+    return isinstance(module, ModuleType) and is_user_file(getattr(module, "__file__", None) or "")
 
 
-def _is_plain_object(value: Any) -> bool:
-    """Returns whether a value is an object of a class in the user's own files."""
-    if isinstance(value, type | ModuleType) or callable(value) or not hasattr(value, "__dict__"):
-        return False
-    module = sys.modules.get(type(value).__module__)
-    return is_user_file(getattr(module, "__file__", None) or "")
-
-
-def changed_arguments(function: Any, args: tuple[Any, ...], old: int, new: int, skip: int = 1) -> tuple[Any, ...]:
-    """Returns the arguments of a function that each process is started with.
-
-    Args:
-        function: The function.
-        args: Its arguments after the first `skip`.
-        old: The program's number of ranks.
-        new: The number of ranks that are run.
-        skip: How many arguments the starting function adds in front, such as the rank.
-    """
-    names = [""] * len(args)
+def changed_arguments(function: Any, args: tuple[Any, ...], old: int, new: int) -> tuple[Any, ...]:
+    """Returns the arguments of a function that each process is started with, after its rank."""
+    names = [str(place) for place in range(len(args))]
     with suppress(TypeError, ValueError):
-        known = list(inspect.signature(function).parameters)[skip:]
-        names = [*known[: len(args)], *names[len(known) :]]
-    found = tuple(changed(name, value, old, new) for name, value in zip(names, args, strict=False))
-    same = [place for place, value in enumerate(args) if type(value) is int and value == old]
-    if len(same) == 1 and found[same[0]] == old and not any(map(_NAME.search, names)):
+        known = list(inspect.signature(function).parameters)[1 : len(args) + 1]
+        names[: len(known)] = known
+    values = dict(zip(names, args, strict=True))
+    same = [name for name, value in values.items() if type(value) is int and value == old]
+    if len(same) == 1 and not any(map(_NAME.search, names)):
         # The name says nothing, but no other argument can be it.
-        found = (*found[: same[0]], new, *found[same[0] + 1 :])
-    return found
+        values[same[0]] = new
+    change(values, old, new)
+    return tuple(values.values())
 
 
 def change_program(old: int, new: int) -> None:
     """Changes the numbers in the frames that are running, and in the modules of the user."""
     # A spawned process runs functions whose globals are a copy of those of the module.
-    spaces = [vars(module) for module in list(sys.modules.values()) if _is_user_module(module)]
+    spaces = [vars(module) for module in list(sys.modules.values()) if _is_of_user(module)]
     for frame in user_frames():
-        if not any(space is frame.f_globals for space in spaces):
-            spaces.append(frame.f_globals)
+        spaces.append(frame.f_globals)
         if frame.f_code.co_name != "<module>":
-            values = frame.f_locals
-            _change_items(None, list(values.items()), values.__setitem__, old, new, 0)
+            change(frame.f_locals, old, new)
             write_locals(frame)
     for space in spaces:
-        items = [(name, value) for name, value in space.items() if not name.startswith("__")]
-        _change_items(None, items, space.__setitem__, old, new, 0)
-
-
-def _is_user_module(module: Any) -> bool:
-    return isinstance(module, ModuleType) and is_user_file(getattr(module, "__file__", None) or "")
+        change(space, old, new)
 
 
 def write_locals(frame: Any) -> None:

@@ -54,14 +54,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.meta_path.remove(self)
         # Resources of the package are found by its own loader.
         module.__spec__.loader = module.__loader__ = self.loader
-        collects = gc.isenabled()
-        # Searching torch's many new objects for garbage takes an eighth of the time, and there is none.
-        gc.disable()
-        try:
-            self.loader.exec_module(module)
-        finally:
-            if collects:
-                gc.enable()
+        self.loader.exec_module(module)
         if os.environ.get("DDP_DOCTOR_WATCH"):
             _watch(*json.loads(os.environ["DDP_DOCTOR_WATCH"]))
             return
@@ -101,15 +94,6 @@ def _run_the_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _end_quickly() -> None:
-    """Lets Python not search all of torch for garbage, for up to a second, before it ends anyway."""
-    gc.freeze()
-    # Libraries that are written with nanobind would complain of it.
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-
 def _start_with_own_hash_seed() -> None:
     """Starts this Python again if it is not rank 0, since ranks that are started separately order sets differently."""
     number = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if os.environ.get(name)), "0")
@@ -130,5 +114,5 @@ _run_the_next()
 if os.environ.get("DDP_DOCTOR_RUN") or os.environ.get("DDP_DOCTOR_WATCH"):
     sys.meta_path.insert(0, _AfterTorch())
 if os.environ.get("DDP_DOCTOR_RUN"):
-    # Runs last.
-    atexit.register(_end_quickly)
+    # Runs last, and lets Python not search all of torch for garbage, for up to a second, before it ends anyway.
+    atexit.register(gc.freeze)
