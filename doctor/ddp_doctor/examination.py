@@ -13,8 +13,8 @@ import torch
 
 from ddp_doctor.accepted import accept_baseline, accept_comments, read_baseline
 from ddp_doctor.errors import DoctorError, InputError, StoppedError
-from ddp_doctor.evidence.alone import defect_of_the_doctor
 from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training, comparison_of
+from ddp_doctor.evidence.defect import defect_of_the_doctor
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.first_batches import first_batches
 from ddp_doctor.evidence.first_runs import FirstRuns

@@ -415,7 +415,7 @@ def test_an_accuracy_that_one_change_of_the_samples_leaves_is_a_metric(
         runs[name] = Run(spec, Path(), ranks)
     evidence = Evidence(spec, Runner.__new__(Runner), runs)
     ((metric,), reason) = wrong_metrics(evidence)
-    assert (metric.value, metric.alone, metric.own, reason) == (0.385, 0.32, own, "")
+    assert (metric.value, metric.expected, metric.own, reason) == (0.385, 0.32, own, "")
 
 
 @pytest.mark.parametrize(

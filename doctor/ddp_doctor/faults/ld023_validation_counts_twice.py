@@ -9,7 +9,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import contents, evaluation_epochs, leak, repeated_samples
 from ddp_doctor.evidence.requirements import evaluation_indices
 from ddp_doctor.faults.ld024_metric_averaged_incorrectly import wrong_metrics
-from ddp_doctor.findings import Finding, fault, not_reached, note, unclear
+from ddp_doctor.findings import Finding, fault, note, unclear
 from ddp_doctor.records.run import Run
 
 CODE = "LD023"
@@ -41,25 +41,23 @@ _SMALL = 1e-3
 def check(evidence: Evidence) -> list[Finding]:
     """Counts the samples of each evaluation on all ranks, and compares its metrics with those of one process."""
     ranks = evidence.ranks
-    if ranks and not any(rank.evaluation_epochs for rank in ranks):
-        return [not_reached("The program evaluates nothing through a DataLoader.")]
-    if leak(ranks):
-        # Each rank has its own split, and no samples of another one.
-        return []
-    for events in evaluation_epochs(ranks):
-        repeated = repeated_samples(events)
-        if repeated and contents(ranks, events[0]["base"]).same is not False:
-            first = events[0]
-            total, size = sum(len(event["indices"]) for event in events), len({i for e in events for i in e["indices"]})
+    # If each rank has its own split, it has no samples of another one.
+    for events in [] if leak(ranks) else evaluation_epochs(ranks):
+        repeated, first = repeated_samples(events), events[0]
+        if repeated and contents(ranks, first["base"]).same is not False:
+            drawn = [index for event in events for index in event["indices"]]
+            total, size = len(drawn), len(set(drawn))
             message = (
                 f"The {size} samples of the evaluation are counted as {total}: sample "
                 f"{', '.join(map(str, repeated[:4]))} is repeated by the {first['sampler']}, so that the ranks get "
                 "equal numbers."
             )
             found = fault(message, first["step"], "", f"{total} instead of {size} samples", first["place"])
-            if evidence.is_module:
-                return _of_module(evidence, found)
-            return _of_loop(evidence, found, total, first.get("by", ""))
+            return (
+                _of_module(evidence, found)
+                if evidence.is_module
+                else _of_loop(evidence, found, total, first.get("by", ""))
+            )
     return []
 
 
@@ -72,10 +70,9 @@ def _of_module(evidence: Evidence, found: Finding) -> list[Finding]:
     message = f"{found.message} {name} is {several[name]:.6g}, and {one[name]:.6g} on one process."
     amount = f"{found.amount}; {name} differs by {several[name] - one[name]:.1e}"
     where = found.step, name, amount, found.place
-    change = {"unpadded": True}
     if max(abs(one[key] - several[key]) / (abs(one[key]) or 1.0) for key in one if key in several) < _SMALL:
         return [note(message, *where)]
-    fixed = _metrics(evidence.run("unpadded", purpose="evaluate", same_seed=True, interventions=change))
+    fixed = _metrics(evidence.run("unpadded", purpose="evaluate", same_seed=True, interventions={"unpadded": True}))
     if name in fixed and _close(fixed[name], one[name]):
         proof = f"with each sample once, {name} is also {fixed[name]:.6g} on several ranks"
         return [fault(message, *where, proof)]
@@ -97,7 +94,7 @@ def _of_loop(evidence: Evidence, found: Finding, total: int, evaluator: str) -> 
         worst = max(metrics, key=lambda metric: metric.difference)
         message = (
             f"{found.message} With the same weights, {worst.name or 'the metric'} is {worst.value:.6g} on several "
-            f"ranks and {worst.alone:.6g} on one process."
+            f"ranks and {worst.expected:.6g} on one process."
         )
         amount = f"{found.amount}; the metric changes by {worst.difference:.1e}"
         verdict = fault if worst.difference > _SMALL else note

@@ -63,9 +63,12 @@ def check(evidence: Evidence) -> list[Finding]:
     """Compares the metrics of the same weights and samples on one process and on several ranks."""
     if not evidence.is_module:
         return _of_program(evidence)
+    if run := evidence.failed("evaluate1", "evaluate"):
+        where = "one process" if run.spec.world_size == 1 else "several ranks"
+        return [cannot_tell(f"The validation on {where} fails ({run.short_reason}), so no metric was compared.")]
     single, several = evidence.worked("evaluate1"), evidence.worked("evaluate")
     if single is None or several is None:
-        return _not_compared(evidence)
+        return [not_reached("There is no validation.")] if evidence.trained else []
     if _samples(single) != _samples(several):
         # Samples that are missing or counted twice explain a difference: LD023.
         return [cannot_tell("The ranks evaluate other samples than one process, so no metric was compared.")]
@@ -81,13 +84,6 @@ def check(evidence: Evidence) -> list[Finding]:
     found = [_finding(several, name, right[name], ours) for name in wrong]
     # The first fault, or the first note: other metrics of a module have the same cause.
     return ([finding for finding in found if finding.verdict is Verdict.FAULT] or found)[:1]
-
-
-def _not_compared(evidence: Evidence) -> list[Finding]:
-    if run := evidence.failed("evaluate1", "evaluate"):
-        where = "one process" if run.spec.world_size == 1 else "several ranks"
-        return [cannot_tell(f"The validation on {where} fails ({run.short_reason}), so no metric was compared.")]
-    return [not_reached("There is no validation.")] if evidence.trained else []
 
 
 def _finding(run: Run, name: str, right: float, ours: list[dict[str, float]]) -> Finding:
@@ -178,7 +174,7 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     metric = max(found, key=lambda metric: (metric.own, metric.decides and metric.difference > _LARGE))
     message = (
         f"The reported {metric.name or 'metric'} of the same weights and samples is {metric.value:.6g} on "
-        f"{len(evidence.ranks)} ranks and {metric.alone:.6g} on one process."
+        f"{len(evidence.ranks)} ranks and {metric.expected:.6g} on one process."
     )
     verdict, how = fault, "It is that of the samples of rank 0: the other ranks do not change it."
     if metric.own and _only_logged(evidence, metric.name):
@@ -213,7 +209,7 @@ class Metric(NamedTuple):
         name: The word before it in the report, or empty.
         place: The user's place of the report.
         step: The step after which it is reported.
-        alone: What one process reports.
+        expected: What one process reports.
         own: Whether the samples of the other ranks do not change it.
         decides: Whether a callback or a condition of the code decides by it.
     """
@@ -223,18 +219,18 @@ class Metric(NamedTuple):
     name: str
     place: str
     step: int
-    alone: float
+    expected: float
     own: bool
     decides: bool
 
     @property
     def difference(self) -> float:
         """The relative difference."""
-        return abs(self.value - self.alone) / (abs(self.alone) or 1.0)
+        return abs(self.value - self.expected) / (abs(self.expected) or 1.0)
 
     def is_scaled(self, ranks: int) -> bool:
         """Returns whether the value is that of one process times, or divided by, the number of ranks."""
-        ratio = self.value / self.alone if self.alone else 0.0
+        ratio = self.value / self.expected if self.expected else 0.0
         return isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02)
 
 
