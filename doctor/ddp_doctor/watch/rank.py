@@ -105,7 +105,7 @@ class Watch:
         """Begins to watch."""
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        before(DistributedDataParallel, "__init__", lambda model, *_, **__: self.models.append(model))
+        wrap(DistributedDataParallel, "__init__", self._on_ddp)
         before(ModelAverager, "__init__", self._on_averager)
         wrap(DataLoader, "__iter__", self._on_loader)
         on_indices(self._on_indices, self._samples.on_batch)
@@ -114,6 +114,10 @@ class Watch:
     def _on_fork(self) -> None:
         # A launcher that forks its ranks has taken no step; the workers of a loader take none.
         self.owner, self.ended = os.getpid(), self.ended or self._file is not None
+
+    def _on_ddp(self, original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
+        original(model, *args, **kwargs)
+        self.models.append(model)
 
     def _on_averager(self, *_: Any, **__: Any) -> None:
         # The weights differ between two averages.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
+from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.utils.data import RandomSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -24,12 +26,14 @@ class Samples:
 
     def __init__(self) -> None:
         self.beginning: Epoch | None = None
-        self._epochs: dict[Any, list[Epoch]] = {}
+        # A loader that the program drops ends with its workers.
+        self._epochs: WeakKeyDictionary[Any, tuple[int, list[Epoch]]] = WeakKeyDictionary()
+        self._numbers = count()
         self._last: Epoch | None = None
 
     def begin(self, loader: Any) -> Epoch:
         """Begins an epoch of a loader."""
-        epochs = self._epochs.setdefault(loader, [])
+        _, epochs = self._epochs.setdefault(loader, (next(self._numbers), []))
         sampler = getattr(loader, "sampler", None)
         shuffles = isinstance(sampler, RandomSampler) and not sampler.replacement
         shuffles |= isinstance(sampler, DistributedSampler) and sampler.shuffle
@@ -58,7 +62,7 @@ class Samples:
     def taken(self) -> dict[str, Any]:
         """Returns what was taken since the last call, for the record: `epochs`, absent if there is nothing new."""
         found = []
-        for number, epochs in enumerate(self._epochs.values()):
+        for number, epochs in self._epochs.values():
             # A loader without steps is not trained with.
             news = [(epoch, epoch.news()) for epoch in epochs if epoch.steps > 1]
             found += [{"loader": number, "epoch": epoch.number, **new} for epoch, new in news if new]
