@@ -91,14 +91,12 @@ def _finding(evidence: Evidence, shared: _Shared) -> Finding:
     if not shared.data:
         return note(f"{message} It is not seen that they decide which data a rank gets.", shared.step, place=place)
     proof = ""
-    if (
-        not shared.in_workers
-        and shared.generator != _OWN
-        and (run := evidence.run("a seed per rank", interventions={"seeds": 1})).worked
-    ):
-        again = any(other.data for other in _shared(run.ranks))
-        proof = "" if again else "with another seed per rank from the first batch on, the states differ"
-        message += " The program sets this state again and again." if again else ""
+    if not shared.in_workers and shared.generator != _OWN:
+        run = evidence.run("a seed per rank", interventions={"seeds": 1})
+        if run.worked and any(other.data for other in _shared(run.ranks)):
+            message += " The program sets this state again and again."
+        elif run.worked:
+            proof = "with another seed per rank from the first batch on, the states differ"
     return fault(message, shared.step, place=place, proof=proof)
 
 
@@ -106,14 +104,18 @@ def _shared(ranks: Sequence[RankRecord]) -> Iterator[_Shared]:
     """Yields the draws that two ranks share in more than one step; initial weights must be equal in one."""
     first = ranks[0]
     for other in ranks[1:]:
-        for generator in ("torch", "NumPy", "Python"):
-            pairs = list(_pairs(first, other))
-            found = _loading(pairs, generator, first), _step(pairs, generator, first), _workers(first, other, generator)
-            for shared in found:
-                if shared:
-                    yield shared._replace(generator=generator, ranks=(first.rank, other.rank))
-        if shared := own_generators(list(_pairs(first, other)), first, other):
-            yield shared._replace(generator=_OWN, ranks=(first.rank, other.rank))
+        pairs = list(_pairs(first, other))
+        for generator in ("torch", "NumPy", "Python", _OWN):
+            if generator == _OWN:
+                found = _own_loading(pairs, first), _workers(first, other, _OWN), _own_step(pairs)
+            else:
+                found = (
+                    _loading(pairs, generator, first),
+                    _step(pairs, generator, first),
+                    _workers(first, other, generator),
+                )
+            for shared in filter(None, found):
+                yield shared._replace(generator=generator, ranks=(first.rank, other.rank))
 
 
 def _pairs(first: RankRecord, other: RankRecord) -> Iterator[tuple[Event, Event]]:
@@ -161,36 +163,35 @@ def _workers(first: RankRecord, other: RankRecord, generator: str) -> _Shared | 
     """Returns the draws of workers that begin equally, if the data set draws from this generator."""
     for one, two in zip(first.training_epochs, other.training_epochs, strict=False):
         states = zip(one["worker_generators"], two["worker_generators"], strict=False)
-        equal = one["indices"] != two["indices"] and any(a[generator] == b[generator] for a, b in states)
-        own = [states[generator] for states in one["worker_generators"]]
-        # If the workers of one rank begin alike, LD007 tells why.
-        if equal and len(set(own)) == len(own) and _augments(first, one, generator):
+        if generator == _OWN:
+            equal = any(set(a.get("own_states", ())) & set(b.get("own_states", ())) for a, b in states)
+        else:
+            # If the workers of one rank begin alike, LD007 tells why.
+            own = [states[generator] for states in one["worker_generators"]]
+            equal = len(set(own)) == len(own) and any(a[generator] == b[generator] for a, b in states)
+        if equal and one["indices"] != two["indices"] and _augments(first, one, generator):
             what = f"the workers of {one['dataset']} draw them, so that its augmentations are equal on all ranks"
             return _Shared(True, one["step"], what, one["place"], in_workers=True)
     return None
 
 
-def own_generators(pairs: Sequence[tuple[Event, Event]], first: RankRecord, other: RankRecord) -> _Shared | None:
-    """Returns the draws from generators of the program, such as `default_rng(0)`, that have one state on two ranks."""
+def _own_loading(pairs: Sequence[tuple[Event, Event]], first: RankRecord) -> _Shared | None:
+    """Returns the draws of samples from generators of the program, such as `default_rng(0)`."""
     loading = [one for one, two in pairs if set(one.get("own_loading", ())) & set(two.get("own_loading", ()))]
     epochs = {epoch_of(epoch): epoch for epoch in first.training_epochs}
     # Samplers draw alike on all ranks, so that these divide one order.
     found = [one for one in loading if epoch_of(one) in epochs and _augments(first, epochs[epoch_of(one)], _OWN)]
-    if len(found) > 1:
-        epoch = epochs[epoch_of(found[0])]
-        what = f"{epoch['dataset']} draws them while it loads a batch, so that its augmentations are equal"
-        return _Shared(True, found[0]["step"], what, epoch["place"])
-    for one, two in zip(first.training_epochs, other.training_epochs, strict=False):
-        states = zip(one["worker_generators"], two["worker_generators"], strict=False)
-        equal = any(set(a.get("own_states", ())) & set(b.get("own_states", ())) for a, b in states)
-        if equal and one["indices"] != two["indices"] and _augments(first, one, _OWN):
-            what = f"the workers of {one['dataset']} draw them, so that its augmentations are equal on all ranks"
-            return _Shared(True, one["step"], what, one["place"], in_workers=True)
-    drawn = [
-        (one, max(one["own_step"][state] for state in one["own_step"].keys() & two["own_step"].keys()))
-        for one, two in pairs
-        if one.get("own_step", {}).keys() & two.get("own_step", {}).keys()
-    ]
+    if len(found) < 2:
+        return None
+    epoch = epochs[epoch_of(found[0])]
+    what = f"{epoch['dataset']} draws them while it loads a batch, so that its augmentations are equal"
+    return _Shared(True, found[0]["step"], what, epoch["place"])
+
+
+def _own_step(pairs: Sequence[tuple[Event, Event]]) -> _Shared | None:
+    """Returns the draws of the steps after the batches from generators of the program."""
+    states = [(one, one.get("own_step", {}), two.get("own_step", {})) for one, two in pairs]
+    drawn = [(one, max(own[state] for state in own.keys() & other)) for one, own, other in states if own.keys() & other]
     if len(drawn) < 2:
         return None
     batch, words = min(drawn, key=lambda pair: pair[1])
