@@ -62,7 +62,7 @@ class CommandRunner(Runner):
         Raises:
             InputError: The command does not exist, or its interpreter lacks a package.
         """
-        forks = self.forks and not spec.real_gpus
+        forks = self.forks and not spec.real_gpus and spec.purpose != "bare"
         found = self._run(spec, environment or {}, forks=forks)
         if not forks or found.worked:
             return found
@@ -73,10 +73,7 @@ class CommandRunner(Runner):
     def _run(self, spec: Spec, environment: dict[str, str], *, forks: bool) -> Run:
         begun, folder = time.monotonic(), self.new_folder()
         words, interpreter = _words(spec.target.command), self.interpreters[forks]
-        if spec.purpose == "bare":
-            (code,), hung = self.execute(spec, folder, {interpreter: {"RANK": "", **environment}}, words)
-            return Run(spec, folder, [load_record(folder, 0, code)], hung, time.monotonic() - begun)
-        if spec.purpose not in {"train", "numbers"}:
+        if spec.purpose not in {"train", "numbers", "bare"}:
             return Run(spec, folder)
         # Commands do not end of themselves as soon as all ranks have recorded the numbers. Of a repetition, only the
         # records count, but a script may start its ranks several times.
@@ -86,13 +83,13 @@ class CommandRunner(Runner):
         (code,), hung = self.execute(spec, folder, {interpreter: own}, words, grace, forks=forks)
         records = [load_record(folder, rank, code) for rank in range(spec.world_size)]
         if not spec.interventions:
-            done = [folder / f"done{rank}" for rank in range(spec.world_size)]
-            self._turns[spec.world_size] = [len(_lines(path)) for path in done]
+            self._turns[spec.world_size] = [_turns(folder / f"done{rank}") for rank in range(spec.world_size)]
         if any(not record.events for record in records):
             _explain_missing(folder, words)
+        output = (folder / "output.txt").read_text(errors="replace")
         stacks = "\n".join(path.read_text() for path in sorted(folder.glob("stack-*.txt")))
         for record in records:
-            record.output, record.stack = "\n".join(_lines(folder / "output.txt")), stacks
+            record.output, record.stack = output, stacks
         return Run(spec, folder, records, hung, time.monotonic() - begun)
 
 
@@ -102,8 +99,9 @@ def _hash_seed() -> dict[str, str]:
     return {"PYTHONHASHSEED": own} if own else {"PYTHONHASHSEED": "1", "DDP_DOCTOR_HASH_SEED": "1"}
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.exists() else []
+def _turns(path: Path) -> int:
+    """Returns how many processes have recorded their end in a file."""
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def _words(command: Sequence[str]) -> list[str]:

@@ -57,8 +57,7 @@ class Starters:
     def install(self) -> None:
         """Installs the hooks; ends this process if it is a rank too many."""
         self._read_environment()
-        wrap(sys.modules["torch.multiprocessing.spawn"], "start_processes", self._on_start)
-        torch.multiprocessing.start_processes = sys.modules["torch.multiprocessing.spawn"].start_processes
+        wrap_everywhere("start_processes", torch.multiprocessing.start_processes, self._on_start)
         wrap(torch.cuda, "device_count", self._on_device_count)
         wrap_everywhere("init_process_group", dist.init_process_group, self._on_init)
         wrap(DistributedSampler, "__init__", self._on_sampler)

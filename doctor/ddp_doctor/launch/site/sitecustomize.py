@@ -24,20 +24,17 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds torch as usual, and installs the probes after its import."""
 
     loader: Any = None
-    searches = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Finds torch by the other finders."""
-        if fullname != "torch" or self.searches:
+        if fullname != "torch":
             return None
         # Some packages look for torch before anybody imports it.
-        self.searches = True
-        try:
-            spec = importlib.util.find_spec("torch")
-        finally:
-            self.searches = False
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        sys.meta_path.insert(0, self)
         if spec is None:
             if os.environ.get("DDP_DOCTOR_RUN"):
                 _report_missing("torch")
