@@ -69,7 +69,7 @@ class LitCLI(LightningCLI):
             subclass_mode_data=True,
             trainer_class=LitTrainer,
             save_config_callback=SaveRunConfig,
-            save_config_kwargs={"overwrite": True},
+            save_config_kwargs={"save_to_log_dir": False},
             seed_everything_default=42,
             parser_kwargs={"epilog": _EPILOG},
             args=words,
@@ -190,6 +190,12 @@ class SaveRunConfig(SaveConfigCallback):
         config.trainer.default_root_dir = config.ckpt_path = None
         config.pop("max_restarts", None)
         super().__init__(parser, config, **kwargs)
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Replaces the file in one step: a run that is killed meanwhile can still be resumed."""
+        folder = Path(trainer.default_root_dir)
+        self.parser.save(self.config, folder / f".{_CONFIG}", skip_none=False, overwrite=True, multifile=False)
+        (folder / f".{_CONFIG}").replace(folder / _CONFIG)
 
 
 def expand_words(words: list[str]) -> list[str]:

@@ -282,7 +282,7 @@ MISTAKES = {
     ),
     "batch norm does not reduce its gradient": Mistake(
         "plugins/sync_batch_norm.py",
-        "dist.all_reduce(sums)",
+        "_wait(dist.all_reduce(sums, async_op=True))",
         "pass",
         "test_numerics.py::test_batch_norm_over_uneven_ranks_is_that_of_the_whole_batch",
     ),
@@ -306,8 +306,8 @@ MISTAKES = {
     ),
     "a signal stops a run without its checkpoint": Mistake(
         "plugins/stop.py",
-        "if self._is_stopping and all(each.save_now(trainer) for each in _checkpoints(trainer)):",
-        "if self._is_stopping:",
+        "if self._agreed and all(each.save_now(trainer) for each in _checkpoints(trainer)):",
+        "if self._agreed:",
         "test_failures.py::test_a_signal_stops_all_ranks_at_one_saved_step",
     ),
     "the rank that was killed is not named": Mistake(

@@ -6,6 +6,7 @@ import signal
 from types import FrameType
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
@@ -35,13 +36,11 @@ class StopTogether(Callback):
     def __init__(self, every_n_steps: int = 10) -> None:
         self.every_n_steps = every_n_steps
         self.received = 0
-        self._batches = 0
-        self._is_stopping = False
+        self._batches = self._agreed = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Installs the handlers, after those of the Trainer, which restores what was there before the fit."""
-        self.received = self._batches = 0
-        self._is_stopping = False
+        self.received = self._batches = self._agreed = 0
         for signum in SIGNALS:
             signal.signal(signum, self._receive)
 
@@ -54,16 +53,17 @@ class StopTogether(Callback):
             StoppedError: The checkpoint of this step is saved.
         """
         self._batches += 1
-        if not self._is_stopping and (trainer.world_size == 1 or self._batches % self.every_n_steps == 0):
-            self._is_stopping = trainer.strategy.reduce_boolean_decision(self.received > 0, all=False)
+        if not self._agreed and (trainer.world_size == 1 or self._batches % self.every_n_steps == 0):
+            received = torch.tensor(self.received, device=pl_module.device)
+            self._agreed = int(trainer.strategy.reduce(received, reduce_op="max"))
         # A checkpoint that cannot be resumed exactly, such as that of an epoch's last batch, is not saved at once.
-        if self._is_stopping and all(each.save_now(trainer) for each in _checkpoints(trainer)):
-            raise StoppedError(self.received or signal.SIGTERM)
+        if self._agreed and all(each.save_now(trainer) for each in _checkpoints(trainer)):
+            raise StoppedError(self._agreed)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops after the last step."""
-        if self._is_stopping:
-            raise StoppedError(self.received or signal.SIGTERM)
+        if self._agreed:
+            raise StoppedError(self._agreed)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         self.received = signum
