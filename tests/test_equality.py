@@ -45,7 +45,7 @@ def cases() -> list[Any]:
     return [*quick, *(pytest.param(*case, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]) for case in long)]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("engines", "precision", "ranks", "net"), cases())
 def test_engines_train_bit_identical_weights(
     train: Train, engines: tuple[str, ...], precision: str, ranks: int, net: str
@@ -60,7 +60,7 @@ def test_engines_train_bit_identical_weights(
     assert results["lightning"]["test"]["count"] == 10_000
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["lightning", pytest.param("raw_ddp", marks=pytest.mark.nightly)])
 def test_ranks_train_the_same_weights(train: Train, tmp_path: Path, engine: str) -> None:
     weights = []
@@ -81,7 +81,7 @@ STEPS = ("--devices", "2", "--precision", "32-true", "--max-steps", "12")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "words",
     [
@@ -106,7 +106,7 @@ def test_launchers_train_bit_identical_weights(
     assert weights_sha256(other) == weights_sha256(forked)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_example_trains_the_weights_of_raw_ddp(train: Train) -> None:
     output = run([sys.executable, str(ROOT / "examples" / "ddp.py"), "--devices", "2", "--max-steps", "12"])
     assert train("-m", "lit_mnist.raw_ddp", *STEPS)["weights_sha256"] in output
@@ -125,7 +125,7 @@ def run(words: list[str]) -> str:
     return completed.stdout
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("engines", "code", "expected"),
     [
