@@ -308,23 +308,23 @@ class DropoutWatch(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, and records it if it drops values."""
         kwargs = kwargs or {}
-        if self._left and not torch.is_grad_enabled() and self._drops(func._schema, args, kwargs):
+        if self._left and not torch.is_grad_enabled() and (rate := self._rate(func._schema, args, kwargs)) > 0:
             self._left -= 1
-            self.recorder.add("dropout")
+            self.recorder.add("dropout", rate=rate)
         return func(*args, **kwargs)
 
-    def _drops(self, schema: Any, args: Any, kwargs: Any) -> bool:
+    def _rate(self, schema: Any, args: Any, kwargs: Any) -> float:
         mask, self._mask = self._mask, None
         if schema.name == "aten::bernoulli_" and schema.overload_name == "float":
             self._mask = (args[0], float(args[1] if len(args) > 1 else kwargs.get("p", 0.5)))
         elif schema.name == "aten::div_" and mask and args[0] is mask[0] and args[1:2] == (mask[1],):
             # Outside of inference mode, dropout is a mask that is divided by the share that is kept.
-            return mask[1] < 1
+            return 1 - mask[1]
         elif "dropout" in schema.name or "scaled_dot_product" in schema.name or schema.name in _RECURRENT:
             values = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
-            dropped = any(values.get(name) for name in ("dropout_p", "dropout", "p"))
-            return dropped and values.get("train", True) is not False
-        return False
+            rate = next((values[name] for name in ("dropout_p", "dropout", "p") if values.get(name)), 0.0)
+            return float(rate) if values.get("train", True) is not False else 0.0
+        return 0.0
 
 
 def seed_own(owner: Any, seed: int, depth: int = 0) -> None:
