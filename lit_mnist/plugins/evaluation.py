@@ -41,8 +41,8 @@ class ExactDDPStrategy(DDPStrategy):
 
     Args:
         split: Whether to split loaders; set it to False if each rank has a data set of its own.
-        broadcast_buffers: Whether to send rank 0's buffers in each forward pass; needless with synchronized batch norm,
-            which keeps them equal.
+        broadcast_buffers: Whether to send rank 0's buffers in each forward pass; needless if synchronized batch norm
+            has the only buffers, which it keeps equal.
         **kwargs: The arguments of DDPStrategy.
 
     Raises:
