@@ -77,16 +77,24 @@ def _run(command: list[str], folder: Path, every: int, comparison: Comparison) -
     if command[0] in {"python", "python3"}:
         # The interpreter that has this package.
         command = [sys.executable, *command[1:]]
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # received before there is a process
+
+    def pass_on(signum: int, _: object) -> None:
+        early.append(signum) if process is None else process.send_signal(signum)
+
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        # nohup ignores SIGHUP.
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, pass_on)
+    # That of the keyboard reaches the process anyway.
+    signal.signal(signal.SIGINT, lambda *_: None)
     try:
         process = subprocess.Popen(command, env={**os.environ, **watched})
     except OSError as error:
         raise InputError(f"{command[0]}: {error.strerror}.") from error
-    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        # nohup ignores SIGHUP.
-        if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, lambda number, _: process.send_signal(number))
-    # That of the keyboard reaches the process anyway.
-    signal.signal(signal.SIGINT, lambda *_: None)
+    for signum in early:
+        process.send_signal(signum)
     while True:
         try:
             code = process.wait(timeout=1.0)
