@@ -51,8 +51,7 @@ class LitTrainer(Trainer):
         strategy: As for a Trainer; `auto` and `ddp` select DDP with exact evaluation for several ranks.
         precision: As for a Trainer, or `auto`, which selects 16-mixed on GPUs, bf16-mixed on CPUs with fast bfloat16
             instructions, and 32-true on others. 16-mixed is float16 with a GradScaler on CPUs as well.
-        sync_batchnorm: Whether batch norm uses the statistics of all ranks, on CPUs as well. Other buffers are then not
-            sent from rank 0; if yours differ between ranks, give `ExactDDPStrategy()` as strategy.
+        sync_batchnorm: Whether batch norm uses the statistics of all ranks, on CPUs as well.
         default_root_dir: The run folder; by default `runs/<time>`.
         max_epochs: Epochs to train; 1 if neither this nor `max_steps` nor `max_time` is given.
         max_steps: Most optimizer steps; -1 for no limit.
@@ -110,9 +109,7 @@ class LitTrainer(Trainer):
             plugins.append(PortableSyncBatchNorm())
         if ranks > 1 and strategy in ("auto", "ddp"):
             # The last batch of an evaluation is padded with samples that are counted twice.
-            strategy = ExactDDPStrategy(
-                split=use_distributed_sampler, broadcast_buffers=not sync_batchnorm, timeout=timedelta(seconds=timeout)
-            )
+            strategy = ExactDDPStrategy(split=use_distributed_sampler, timeout=timedelta(seconds=timeout))
         if isinstance(strategy, ExactDDPStrategy):
             use_distributed_sampler = False  # The strategy splits the loaders.
         if kwargs.get("enable_checkpointing", True) is not False and not kwargs.get("fast_dev_run"):

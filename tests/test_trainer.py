@@ -18,7 +18,20 @@ QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_
 RUN: dict[str, Any] = {"max_steps": 12, "limit_val_batches": 0, "accelerator": "cpu", **QUIET}
 
 
-def trained(kind: str) -> dict[str, torch.Tensor]:
+class WithQueue(LitClassifier):
+    """Keeps the mean of each rank's last batch in a buffer, which DDP replaces by that of rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx) * (1 + self.queue)
+        self.queue.copy_(batch[0].float().mean())
+        return loss
+
+
+def trained(kind: str, module_class: type[LitClassifier]) -> dict[str, torch.Tensor]:
     """Returns the weights after 12 steps; under a stock Trainer, with the one plugin that torch lacks on CPUs."""
     seed_everything(42)
     ranks = dist.get_world_size()
@@ -27,7 +40,7 @@ def trained(kind: str) -> dict[str, torch.Tensor]:
         trainer = Trainer(devices=ranks, use_distributed_sampler=False, enable_checkpointing=False, **options, **RUN)
     else:
         trainer = LitTrainer(devices=ranks, precision="32-true", **RUN)
-    module = LitClassifier()
+    module = module_class()
     if kind == "stock":
         module.to(memory_format=torch.channels_last)
     trainer.fit(module, datamodule=MNISTDataModule())
@@ -35,9 +48,11 @@ def trained(kind: str) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in module.net.state_dict().items()}
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_stock_trainer_trains_what_lit_trainer_trains(ranks: Callable[..., list[Any]], count: int) -> None:
-    stock, ours = ranks(count, trained, "stock"), ranks(count, trained, "lit")
+@pytest.mark.parametrize(("count", "module"), [(1, LitClassifier), (2, LitClassifier), (2, WithQueue)])
+def test_a_stock_trainer_trains_what_lit_trainer_trains(
+    ranks: Callable[..., list[Any]], count: int, module: type[LitClassifier]
+) -> None:
+    stock, ours = ranks(count, trained, "stock", module), ranks(count, trained, "lit", module)
     for name, tensor in stock[0].items():
         assert torch.equal(tensor, ours[0][name]), name
         assert torch.equal(ours[0][name], ours[-1][name]), name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import io
 import os
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torchmetrics import Metric
@@ -24,6 +24,7 @@ from torchmetrics import Metric
 from lit_mnist.errors import InputError
 from lit_mnist.plugins.lightning_internals import logged_values_without_metric
 from lit_mnist.plugins.sampler import ExactDistributedSampler
+from lit_mnist.plugins.sync_batch_norm import BatchNormOverRanks
 
 
 class ExactDDPStrategy(DDPStrategy):
@@ -41,8 +42,6 @@ class ExactDDPStrategy(DDPStrategy):
 
     Args:
         split: Whether to split loaders; set it to False if each rank has a data set of its own.
-        broadcast_buffers: Whether to send rank 0's buffers in each forward pass; needless if synchronized batch norm
-            has the only buffers, which it keeps equal.
         **kwargs: The arguments of DDPStrategy.
 
     Raises:
@@ -50,12 +49,18 @@ class ExactDDPStrategy(DDPStrategy):
             another, and a metric gathers its lists batch by batch, which would hang.
     """
 
-    def __init__(self, *, split: bool = True, broadcast_buffers: bool = True, **kwargs: Any) -> None:
-        # torch 2.15 renames the argument, and warns about the old name.
-        names = inspect.signature(DistributedDataParallel).parameters
-        kwargs["forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"] = broadcast_buffers
+    def __init__(self, *, split: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.split = split
+
+    def configure_ddp(self) -> None:
+        """Wraps the module; DDP does not send buffers in each forward pass if only synchronized batch norm has some."""
+        super().configure_ddp()
+        assert self.lightning_module
+        assert isinstance(self.model, DistributedDataParallel)
+        kept_equal = (BatchNormOverRanks, nn.SyncBatchNorm)
+        others = (layer for layer in self.lightning_module.modules() if not isinstance(layer, kept_equal))
+        self.model.broadcast_buffers &= any(True for layer in others for _ in layer.buffers(recurse=False))
 
     def process_dataloader(self, dataloader: object) -> object:
         """Returns a loader of this rank's part of the samples."""
