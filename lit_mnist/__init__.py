@@ -2,7 +2,7 @@
 
 import gc
 
-# Nothing that is imported becomes garbage: looking for it takes a fifth of the imports' time.
+# Nothing that is imported becomes garbage. To search it takes a fifth of the imports, and a fourteenth of a short run.
 gc.disable()
 try:
     from lit_mnist.datamodule import MNISTDataModule
@@ -10,6 +10,7 @@ try:
     from lit_mnist.trainer import LitTrainer
 finally:
     gc.enable()
+    gc.freeze()
 
 __all__ = ["LitClassifier", "LitTrainer", "MNISTDataModule"]
 __version__ = "0.3.0.dev0"
