@@ -22,10 +22,9 @@ from ddp_doctor.evidence.requirements import several_ranks, unmet
 from ddp_doctor.faults import choose_checks
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
-from ddp_doctor.findings import REASONS, CheckState, Finding, Report, State, Verdict, cannot_tell
+from ddp_doctor.findings import REASONS, CheckState, Finding, Report, Stage, State, Verdict, cannot_tell
 from ddp_doctor.launch.commands import CommandRunner
 from ddp_doctor.launch.runner import Runner, device_changes
-from ddp_doctor.observations import Stage
 from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.request import check_limits
 from ddp_doctor.versions import library_versions

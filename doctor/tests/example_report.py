@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_doctor.findings import Accepted, CheckState, Finding, Report, State, Verdict
-from ddp_doctor.observations import Batch, Comparison, Files, Stage
+from ddp_doctor.findings import Accepted, Batch, CheckState, Comparison, Files, Finding, Report, Stage, State, Verdict
 
 HOSTILE = "\x1b[2J\x9b31m<script>alert(1)</script>\u202e[bold]{{ 1 }}\ud800"
 

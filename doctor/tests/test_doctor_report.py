@@ -15,8 +15,7 @@ from example_report import example, hostile
 from suite import BEGIN, END, GUIDE, PAGE, checks_table, rows_of_page
 
 import ddp_doctor
-from ddp_doctor.findings import REASONS, CheckState, Finding, Report, State, Verdict
-from ddp_doctor.observations import Comparison, Stage
+from ddp_doctor.findings import REASONS, CheckState, Comparison, Finding, Report, Stage, State, Verdict
 from ddp_doctor.output.page import curve_of, page_of
 from ddp_doctor.output.terminal import report_text
 

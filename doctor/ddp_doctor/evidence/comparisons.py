@@ -9,7 +9,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import owned
 from ddp_doctor.evidence.rank_comparison import RankComparison
 from ddp_doctor.evidence.requirements import not_compared
-from ddp_doctor.observations import Comparison
+from ddp_doctor.findings import Comparison
 from ddp_doctor.records.run import Run
 
 _MOST_MODULES = 200

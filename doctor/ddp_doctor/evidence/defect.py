@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.observations import DEFECT
+from ddp_doctor.findings import DEFECT
 
 _TEXT = f"{DEFECT}: this is a defect of the doctor, not a fault of the program. Please report it with these lines:\n"
 # Longer than the failed run, the program has come past the place.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ddp_doctor.evidence.order import Event, contents, epoch_of, training_epochs
-from ddp_doctor.observations import Batch
+from ddp_doctor.findings import Batch
 from ddp_doctor.records.run import RankRecord
 
 # What one can look at.

@@ -14,7 +14,7 @@ from typing import Any
 from ddp_doctor.errors import InputError
 from ddp_doctor.files import folder_copy, kernel
 from ddp_doctor.files.temporary import remove
-from ddp_doctor.observations import Files
+from ddp_doctor.findings import Files
 from ddp_doctor.records.run import COPY, Run
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.remote import offline_environment

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader
 
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import Report, State, Verdict
-from ddp_doctor.observations import Comparison
+from ddp_doctor.findings import Comparison
 from ddp_doctor.output.links import page_address
 from ddp_doctor.output.terminal import (
     LIMITS,

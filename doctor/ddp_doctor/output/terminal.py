@@ -13,7 +13,7 @@ from typing import TextIO
 
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import CheckState, Finding, Report, State, Verdict
-from ddp_doctor.observations import DEFECT, Comparison, Files
+from ddp_doctor.findings import DEFECT, Comparison, Files
 from ddp_doctor.output.links import page_address
 
 MARKS = {
