@@ -255,7 +255,7 @@ def _of_epochs(record: RankRecord | None) -> list[float]:
     starts = [event["step"] for event in record.training_epochs] if record else []
     steps = record.of_kind("step") if record else []
     found = []
-    for begin, end in zip(starts, [*starts[1:], len(steps)], strict=True):
+    for begin, end in zip(starts, [*starts[1:], len(steps)], strict=False):
         rates = {event["lr"][0] for event in steps if begin <= event["step"] < end}
         if len(rates) != 1:
             return []
