@@ -241,10 +241,10 @@ def test_a_temporary_name_is_drawn_by_no_program(frozen: bool) -> None:
         with tempfile.NamedTemporaryFile():
             multiprocessing.Lock()
             own.find()
-        before = own.states()
+        before = own.digests()
         with tempfile.NamedTemporaryFile():
             multiprocessing.Lock()
-            assert own.states() == before
+            assert own.digests() == before
     finally:
         gc.unfreeze()
     assert any(generator is mine for generator in own.known)

@@ -63,8 +63,7 @@ def epoch_of(event: Event) -> tuple[int, int]:
 def samples_of(record: RankRecord, event: Event) -> list[str]:
     """Returns the digests of the samples that were loaded in an epoch."""
     batches = [batch for batch in record.of_kind("batch") if epoch_of(batch) == epoch_of(event)]
-    found = [sample for batch in batches for sample in batch.get("samples", ())]
-    return [sample for sample in [*found, *event.get("later_samples", ())] if sample]
+    return [sample for batch in batches for sample in batch.get("samples", ()) if sample]
 
 
 def calls_of(record: RankRecord, base: int) -> Event | None:

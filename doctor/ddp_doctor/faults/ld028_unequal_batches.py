@@ -70,7 +70,7 @@ def check(evidence: Evidence) -> list[Finding]:
 
 def _batches(event: Event) -> int | None:
     if event["iterable"]:
-        return event["yielded"] + len(event.get("later_sizes", ())) if event["drained"] else None
+        return event["yielded"] if event["drained"] else None
     batches: int | None = len(event["sizes"]) if event["drained"] and event.get("sizes") else event["batches"]
     return batches
 

@@ -207,10 +207,6 @@ class ShortEpoch(Iterator[Any]):
         probe.open.remove(self)
         self._see_training()
         self.event["drained"] = self.event["complete"] or (not self._is_dear() and self.indices.drain())
-        # A rank that took nothing gets its samples from another one.
-        wanted = self.yielded and probe.spec.purpose == "train"
-        if self.indices.is_iterable and wanted and not self.event["complete"]:
-            self._drain_stream()
         positions = list(itertools.chain(*self.indices.lists))
         self.event["indices"] = base_indices(self.dataset, positions)
         # In the data set of the loader: a Subset may have another order.
@@ -231,20 +227,6 @@ class ShortEpoch(Iterator[Any]):
         spec = self.probe.spec
         later = self.probe.training_epochs > spec.epochs or self.iteration >= spec.epochs
         return (later or spec.purpose == "numbers") and (self.event["samples"] or 0) > _LARGE
-
-    def _drain_stream(self) -> None:
-        """Loads more of a stream, to see its samples."""
-        found: list[str] = []
-        sizes: list[int] = []
-        while len(found) < self.probe.spec.samples:
-            try:
-                batch = sample_digests(tree_leaves(next(self.iterator))) or [""]
-                found += batch
-                sizes.append(len(batch))
-            except StopIteration:
-                self.event["drained"] = True
-                break
-        self.event["later_samples"], self.event["later_sizes"] = found, sizes
 
 
 # A program that has more epochs than are wanted is ended after so many of them, or so many seconds.

@@ -239,6 +239,8 @@ def _update(found: Any, value: Any) -> None:
         found.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
         if flat.numel():
             found.update(flat.reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        found.update(value.tobytes())
     elif isinstance(value, dict):
         for key in value:
             found.update(str(key).encode())
