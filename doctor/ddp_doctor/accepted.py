@@ -6,111 +6,62 @@ norm = nn.BatchNorm2d(64)  # ddp-doctor: ignore[LD012] the batch of a rank is la
 from __future__ import annotations
 
 import ast
-import io
 import json
 import re
-import tokenize
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from ddp_doctor.errors import InputError
-from ddp_doctor.faults import describe
-from ddp_doctor.findings import Accepted, Finding, Report, State, Verdict
-from ddp_doctor.places import Place, from_root, place_of
+from ddp_doctor.findings import Accepted, Finding, Report
+from ddp_doctor.places import place_of
 
-_COMMENT = re.compile(r"#\s*ddp-doctor:\s*ignore\b(?:\[([^\]]*)\])?[\s:,-]*(.*)")
-# The code of what is wrong with a comment itself.
-_COMMENTS = "LD000"
+_COMMENT = re.compile(r"#\s*ddp-doctor:\s*ignore\[(?P<codes>[^\]]*)\][\s:,-]*(?P<reason>\S.*)")
 
 
-class _Ignore(NamedTuple):
-    """A comment. Its lines are those of the statement that it belongs to."""
-
-    path: str
-    line: int
-    lines: range
-    codes: tuple[str, ...]
-    reason: str
-
-    def accepts(self, code: str, place: Place) -> bool:
-        """Returns whether it accepts a finding."""
-        here = from_root(self.path) == place.path and place.line in self.lines
-        return here and code in self.codes and bool(self.reason)
+def accept_comments(report: Report) -> Report:
+    """Moves the findings that a comment in their statement, or in a line of its own above it, accepts."""
+    reasons = [(finding, _reason(finding)) for finding in report.findings]
+    accepted = [Accepted(finding, "comment", reason) for finding, reason in reasons if reason]
+    rest = [finding for finding, reason in reasons if not reason]
+    return replace(report, findings=rest, accepted=[*report.accepted, *accepted])
 
 
-def accept_comments(report: Report, files: Iterable[str]) -> Report:
-    """Moves the findings that a comment in their line accepts, and notes comments that match nothing.
-
-    Args:
-        report: The report.
-        files: The files of the examined program.
-    """
-    ignores = [ignore for path in sorted(set(files)) for ignore in _ignores(path)]
-    rest, accepted, used = [], list(report.accepted), set()
-    for finding in report.findings:
-        place = place_of(finding)
-        found = next((ignore for ignore in ignores if place and ignore.accepts(finding.code, place)), None)
-        if found:
-            used.add((found, finding.code))
-            accepted.append(Accepted(finding, "comment", found.reason))
-        else:
-            rest.append(finding)
-    # A check that was not made may find something another time.
-    made = {check.code for check in report.ended(State.MADE)}
-    for ignore in ignores:
-        wrong = [] if ignore.codes else ["it names no check"]
-        for code in ignore.codes:
-            if code not in describe():
-                wrong.append(f"there is no check {code}")
-            elif not ignore.reason:
-                wrong.append(f"it gives no reason for {code}, so it has no effect")
-            elif code in made and (ignore, code) not in used:
-                wrong.append(f"{code} finds nothing in this line")
-        notes = [
-            f"A comment has codes and a reason, such as ignore[LD012] large batches: here, {why}." for why in wrong
-        ]
-        rest += [Finding(_COMMENTS, Verdict.NOTE, note, place=f"{ignore.path}:{ignore.line}") for note in notes]
-    return replace(report, findings=rest, accepted=accepted)
-
-
-def _ignores(path: str) -> list[_Ignore]:
-    """Returns the comments of a file; none if it cannot be read as Python."""
+def _reason(finding: Finding) -> str:
+    """Returns the reason that a comment gives for a finding, or an empty text."""
+    place = place_of(finding)
+    if place is None:
+        return ""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        if "ddp-doctor" not in text:
-            return []
-        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-        statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
-    except (OSError, ValueError, SyntaxError, tokenize.TokenError):
-        return []
-    found = []
-    for token in tokens:
-        if token.type == tokenize.COMMENT and (match := _COMMENT.match(token.string)):
-            line = token.start[0]
-            codes = tuple(code.strip().upper() for code in (match[1] or "").split(",") if code.strip())
-            # A comment in a line of its own belongs to the next one.
-            alone = not token.line[: token.start[1]].strip()
-            found.append(_Ignore(path, line, _lines(statements, line + alone), codes, match[2].strip()))
-    return found
+        # The path of a place is relative to the repository.
+        text = Path(finding.place.partition(f":{place.line}")[0]).read_text(encoding="utf-8")
+        statement = _statement(ast.parse(text), place.line)
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    lines = dict(enumerate(text.splitlines(), 1))
+    own = [lines[line] for line in statement if line in lines]
+    above = lines.get(statement[0] - 1, "").strip()
+    for line in [*own, *([above] if above.startswith("#") else [])]:
+        found = _COMMENT.search(line)
+        if found and finding.code in {code.strip().upper() for code in found["codes"].split(",")}:
+            return found["reason"].strip()
+    return ""
 
 
-def _lines(statements: list[ast.stmt], line: int) -> range:
+def _statement(tree: ast.Module, line: int) -> range:
     """Returns the lines of the innermost statement in a line, of a block only its head."""
     ranges = []
-    for node in statements:
-        body = getattr(node, "body", None)
-        end = body[0].lineno - 1 if body else node.end_lineno or node.lineno
-        if node.lineno <= line <= max(end, node.lineno):
-            ranges.append(range(node.lineno, max(end, node.lineno) + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            end = max(body[0].lineno - 1 if body else node.end_lineno or 0, node.lineno)
+            ranges += [range(node.lineno, end + 1)] if node.lineno <= line <= end else []
     return min(ranges, key=len, default=range(line, line + 1))
 
 
 def baseline_text(report: Report) -> str:
     """Returns a baseline with all findings of a report, accepted ones by a baseline included."""
     findings = [*report.findings, *(one.finding for one in report.accepted if one.by == "baseline")]
-    rows = {_key(finding): finding.message for finding in findings if finding.code != _COMMENTS}
+    rows = {_key(finding): finding.message for finding in findings}
     found = [
         {"code": code, "file": path, "function": function, "message": message}
         for (code, path, function), message in sorted(rows.items())
@@ -126,15 +77,13 @@ def read_baseline(path: str) -> set[tuple[str, str, str]]:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        found = {(str(row["code"]), str(row["file"]), str(row["function"])) for row in content["findings"]}
-        known = content["format"] == 1
+        if content["format"] != 1:
+            raise ValueError(f"its format is {content['format']!r}, but 1 is known")
+        return {(str(row["code"]), str(row["file"]), str(row["function"])) for row in content["findings"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"--baseline {path} is no file of --write-baseline: {type(error).__name__}: {error}"
         ) from error
-    if not known:
-        raise InputError(f"--baseline {path}: its format is {content['format']!r}, but 1 is known.")
-    return found
 
 
 def accept_baseline(report: Report, path: str) -> Report:

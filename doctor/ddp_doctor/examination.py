@@ -110,7 +110,7 @@ def examine(
         finally:
             runner.close()
     report = examination.report(str(what), time.monotonic() - begun, protection)
-    report = accept_comments(report, examination.evidence.files)
+    report = accept_comments(report)
     return accept_baseline(report, baseline) if baseline else report
 
 

@@ -2,114 +2,79 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from ddp_doctor.accepted import accept_baseline, accept_comments, baseline_text
-from ddp_doctor.command import parse
 from ddp_doctor.errors import InputError
-from ddp_doctor.findings import CheckState, Finding, Report, State, Verdict
+from ddp_doctor.findings import Finding, Report, Verdict
+from ddp_doctor.flags import parse
 
-MADE = [CheckState(code, State.MADE) for code in ("LD009", "LD012")]
-SOURCE = """\
-def step(model):
-    loss = model.loss(
-        1,{inner}
-    ){after}
-    return loss
-"""
+IGNORE = "  # ddp-doctor: ignore[LD012] large batches"
 
 
 def report(place: str = "mine.py:2 in step", code: str = "LD012") -> Report:
-    return Report("mine.py:main", 2, [Finding(code, Verdict.FAULT, "It differs.", place=place)], checks=MADE)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return Report("mine.py:main", 2, [Finding(code, Verdict.FAULT, "It differs.", place=place)])
 
 
 @pytest.mark.parametrize(
-    ("inner", "after", "accepted", "notes"),
+    ("source", "line", "reason"),
     [
-        ("", "  # ddp-doctor: ignore[LD012] large batches", "large batches", []),
-        ("  # ddp-doctor: ignore[LD009, LD012] both", "", "both", ["LD009 finds nothing"]),
-        ("", "  # ddp-doctor: ignore[LD012]", "", ["gives no reason"]),
-        ("", "  # ddp-doctor: ignore all of it", "", ["names no check"]),
-        ("", "  # ddp-doctor: ignore[LD099] typing error", "", ["there is no check LD099"]),
-        ("", "  # ddp-doctor: ignore[LD024] a check that was not made", "", []),
-        ("", "", "", []),
+        (f"a()\nb(\n    1\n){IGNORE}", 2, "large batches"),
+        (f"a()\nb(\n    1,{IGNORE}\n)", 2, "large batches"),
+        ("a()  # ddp-doctor: ignore[LD009, ld012] both", 1, "both"),
+        (f"#{IGNORE[3:]}\na()\nb()", 2, "large batches"),
+        (f"#{IGNORE[3:]}\na()\nb()", 3, ""),
+        (f"def f():{IGNORE}\n    a()", 1, "large batches"),
+        (f"def f():{IGNORE}\n    a()\n    b()", 3, ""),
+        (f"a(){IGNORE}\nb()", 2, ""),
+        ("a()  # ddp-doctor: ignore[LD012]", 1, ""),
+        ("a()  # ddp-doctor: ignore all of it", 1, ""),
+        ("a()  # ddp-doctor: ignore[LD099] typing error", 1, ""),
+        ("a()", 1, ""),
+        (f"a(:{IGNORE}", 1, ""),
     ],
 )
-def test_a_comment_accepts_findings_of_its_statement(
-    folder: Path, inner: str, after: str, accepted: str, notes: list[str]
-) -> None:
-    (folder / "mine.py").write_text(SOURCE.format(inner=inner, after=after))
-    found = accept_comments(report(), ["mine.py"])
-    assert [one.reason for one in found.accepted] == ([accepted] if accepted else [])
-    assert found.exit_code == (0 if accepted else 1)
-    texts = [finding.message for finding in found.findings if finding.verdict is Verdict.NOTE]
-    assert len(texts) == len(notes)
-    assert all(part in text for part, text in zip(notes, texts, strict=True))
+def test_a_comment_with_a_reason_accepts_the_findings_of_its_statement(source: str, line: int, reason: str) -> None:
+    Path("mine.py").write_text(source)
+    found = accept_comments(report(f"mine.py:{line} in f"))
+    assert [one.reason for one in found.accepted] == ([reason] if reason else [])
+    assert found.exit_code == (not reason)
 
 
-def test_a_comment_of_its_own_line_belongs_to_the_next_one(folder: Path) -> None:
-    (folder / "mine.py").write_text("# ddp-doctor: ignore[LD012] above\nstep()\nother()\n")
-    assert accept_comments(report("mine.py:2"), ["mine.py"]).exit_code == 0
-    assert accept_comments(report("mine.py:3"), ["mine.py"]).exit_code == 1
-
-
-def test_a_comment_at_the_head_of_a_block_does_not_cover_the_block(folder: Path) -> None:
-    (folder / "mine.py").write_text("def step():  # ddp-doctor: ignore[LD012] head\n    a()\n    b()\n")
-    assert accept_comments(report("mine.py:1"), ["mine.py"]).exit_code == 0
-    assert accept_comments(report("mine.py:3"), ["mine.py"]).exit_code == 1
-
-
-def test_a_baseline_accepts_what_it_holds_and_nothing_new(folder: Path) -> None:
-    (folder / "base.json").write_text(baseline_text(report()))
+def test_a_baseline_accepts_what_it_holds_and_nothing_new() -> None:
+    Path("base.json").write_text(baseline_text(report()))
     moved = accept_baseline(report("mine.py:20 in step"), "base.json")
     assert (moved.exit_code, [one.by for one in moved.accepted]) == (0, ["baseline"])
     assert accept_baseline(report("mine.py:2 in other"), "base.json").exit_code == 1
     assert accept_baseline(report(code="LD009"), "base.json").exit_code == 1
     # Written once more, it holds the same.
-    assert baseline_text(moved) == (folder / "base.json").read_text()
+    assert baseline_text(moved) == Path("base.json").read_text()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "findings": []}', '{"format": 1}'])
-def test_another_file_is_no_baseline(folder: Path, text: str) -> None:
-    (folder / "base.json").write_text(text)
+def test_another_file_is_no_baseline(text: str) -> None:
+    Path("base.json").write_text(text)
     with pytest.raises(InputError, match="--baseline"):
         accept_baseline(report(), "base.json")
 
 
-def test_settings_come_before_the_command_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_come_before_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '[tool.ddp-doctor]\ndevices = 4\nskip = ["LD012", "LD013"]\nkeep-output = true\nbaseline = "base.json"\n'
-    (folder / "pyproject.toml").write_text(text)
-    (folder / "src").mkdir()
-    monkeypatch.chdir(folder / "src")
+    (tmp_path / "pyproject.toml").write_text(text)
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path / "src")
     request = parse(["a:b"])
     assert (request.devices, request.skip, request.keep_output) == (4, ["LD012", "LD013"], True)
-    assert request.baseline == str(folder / "base.json")
+    assert request.baseline == str(tmp_path / "base.json")
     assert parse(["a:b", "--devices", "3"]).devices == 3
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
-    [
-        ("device = 2", "did you mean devices"),
-        ("explain = 'LD001'", "no key explain"),
-        ("devices = 'two'", "invalid int value"),
-        ("format = 'xml'", "invalid choice"),
-        ("verbose = 'yes'", "ignored explicit argument"),
-        ("devices = ", "cannot be read"),
-    ],
+    "section", ["device = 2", "explain = 'LD001'", "devices = 'two'", "format = 'xml'", "verbose = 'yes'", "devices = "]
 )
-def test_wrong_settings_are_rejected(folder: Path, section: str, said: str) -> None:
-    (folder / "pyproject.toml").write_text(f"[tool.ddp-doctor]\n{section}\n")
-    with pytest.raises(InputError, match=said) as caught:
+def test_wrong_settings_are_rejected_with_their_file(section: str) -> None:
+    Path("pyproject.toml").write_text(f"[tool.ddp-doctor]\n{section}\n")
+    with pytest.raises(InputError, match=r"pyproject\.toml"):
         parse(["a:b"])
-    assert "pyproject.toml" in str(caught.value)
-    assert json.dumps(str(caught.value)).count("\\n") == 0

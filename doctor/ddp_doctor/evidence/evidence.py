@@ -159,13 +159,6 @@ class Evidence:
         self._interventions[name] = found
         return found
 
-    @property
-    def files(self) -> set[str]:
-        """The files of the user's program in the current folder that any event names."""
-        events = (event for run in self.runs.values() for rank in run.ranks for event in rank.events)
-        found = {self.relative(event["place"].rpartition(":")[0]) for event in events if event.get("place")}
-        return {path for path in found if path and not Path(path).is_absolute()}
-
     def _against_one_process(self, ranks: Run, prefix: str, double: bool) -> RankComparison:
         """Compares a run by the best method that is possible."""
         one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
