@@ -1,640 +1,1098 @@
-"""Checks and stages on recorded events, without an examination: what is a fault, and what is not."""
+"""Each fault on recorded events: what is reported of a faulty program, and what of its mended form and of others."""
 
 from __future__ import annotations
 
-import fcntl
-import importlib
-import random
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
+from recorded import (
+    END,
+    KEYS,
+    MEAN,
+    OWN,
+    WRAPPED,
+    Event,
+    batch,
+    both,
+    collective,
+    epoch,
+    event,
+    evidence,
+    failed,
+    forward,
+    found,
+    journals,
+    records,
+    step,
+    trained,
+    wrapped_pass,
+)
 
-from ddp_doctor.evidence import decisions
-from ddp_doctor.evidence.communication import averaged_weights, hook_effects
-from ddp_doctor.evidence.comparisons import compare_evaluation
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.rank_comparison import RankComparison, compare_records
-from ddp_doctor.evidence.requirements import unmet
-from ddp_doctor.examination import _Examination
-from ddp_doctor.faults import describe, ld036_unexplained_difference, load_checks
-from ddp_doctor.files.protection import Protection
-from ddp_doctor.findings import Finding
-from ddp_doctor.probes.draws import DrawFlow, RandomReplay, seed_own
-from ddp_doctor.probes.generators import OwnGenerators, drawn, states_of_global, values_drawn
-from ddp_doctor.probes.written_files import Locks, is_cached, rows_of, rows_of_file
-from ddp_doctor.records.recorder import packed, unpacked
-from ddp_doctor.records.run import RankRecord, Run
-from ddp_doctor.records.spec import PACKAGE, Spec, Target
+from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison
+from ddp_doctor.faults import describe
+from ddp_doctor.records.run import RankRecord
+from ddp_doctor.records.spec import Spec
 
-Event = dict[str, Any]
-SPEC = Spec(Target("mine:main"), world_size=2)
+# What a row expects of a check that is made and finds nothing.
+NOTHING = ""
+DEPENDS = "depends on the number of devices"
+# By code: what the program does, the verdict, and the evidence or a function of a folder that returns it.
+Row = tuple[str, str, Evidence | Callable[[Path], Evidence]]
+ROWS: dict[str, list[Row]] = {}
+EQUAL = RankComparison(difference=1e-15, differences=(1e-15,))
+LINE = "mine.py:1 in main"
 
 
-class Recorded:
-    """Gives runs that were recorded, by their purpose and number of ranks."""
-
-    def __init__(self, **runs: list[RankRecord]) -> None:
-        self.recorded = runs
-
-    def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
-        return Run(spec, Path(), self.recorded.get(f"{spec.purpose}{spec.world_size}", []))
-
-    def preload(self, names: Sequence[str] = ()) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+def two(*events: Event) -> Evidence:
+    """Returns the evidence of two ranks with these events, which communicate and take a step."""
+    return evidence(ranks=both(collective(), *events, step(), END))
 
 
-def event(kind: str, step: int = 0, place: str = "mine.py:1 in main", **values: Any) -> Event:
-    return {"kind": kind, "step": step, "place": place, **values}
+def stepped(*applied: Any, **more: Any) -> Evidence:
+    """Returns the evidence of two ranks that take a step with these gradients."""
+    return evidence(ranks=trained(*applied, **more))
 
 
-def records(*events: list[Event], tensors: Sequence[dict[str, torch.Tensor]] = ({}, {})) -> list[RankRecord]:
-    return [RankRecord(rank, found, dict(tensors[rank])) for rank, found in enumerate(events)]
+def each(first: Sequence[Event], second: Sequence[Event], *common: Event, **more: Any) -> Evidence:
+    """Returns the same for ranks with other events each, after those that are common."""
+    return evidence(ranks=records(*([collective(), *common, *own, step(), END] for own in (first, second))), **more)
 
 
-def evidence(runner: Recorded | None = None, **runs: list[RankRecord]) -> Evidence:
-    return Evidence(SPEC, runner or Recorded(), {name: Run(SPEC, Path(), ranks) for name, ranks in runs.items()})
-
-
-def verdicts(code: str, given: Evidence) -> list[str]:
-    check: ModuleType = importlib.import_module(f"ddp_doctor.faults.{describe()[code].module}")
-    findings: list[Finding] = check.check(given)
-    return [finding.verdict.value for finding in findings]
-
-
-def reason(code: str, given: Evidence) -> str:
-    """Returns why a check was not made, with its state; empty if it was."""
-    found = unmet(given, load_checks()[code].NEEDS)
-    return f"{found.verdict.value}: {found.message}" if found else ""
-
-
-def failed(kind: str, message: str) -> list[RankRecord]:
-    return records([event("error", type=kind, message=message, trace=f"Traceback\n{kind}: {message}", input=False)])
-
-
-# Communication hooks.
-
-MEAN = torch.linspace(-1, 1, 64)
-
-
-@pytest.mark.parametrize(
-    ("results", "said"),
-    [
-        ((MEAN, MEAN), "mean"),
-        ((MEAN.half().float(), MEAN.half().float()), "mean"),
-        ((MEAN.bfloat16().float(), MEAN.bfloat16().float()), "mean"),
-        ((2 * MEAN.half().float(), 2 * MEAN.half().float()), "scaled"),
-        ((MEAN / 2, MEAN / 2), "scaled"),
-        ((MEAN + 0.1, MEAN - 0.1), "local"),
-        ((torch.zeros(64), torch.zeros(64)), ""),
-        ((MEAN, torch.zeros(64)), ""),
-        # PowerSGD keeps one direction of the mean.
-        ((MEAN.clamp(min=0), MEAN.clamp(min=0)), ""),
-    ],
-    ids=["plain", "float16", "bfloat16", "summed", "divided twice", "not averaged", "zeros", "zeros once", "low rank"],
-)
-def test_a_hook_is_compared_with_the_mean_up_to_compression(results: tuple[torch.Tensor, ...], said: str) -> None:
-    tensors = [
-        {"hook_in/0/0.0": MEAN + sign, "hook_out/0/0.0": result}
-        for sign, result in zip((0.1, -0.1), results, strict=True)
-    ]
-    ranks = records([event("comm_hook", name="mine")], [event("comm_hook", name="mine")], tensors=tensors)
-    (found,) = hook_effects(Run(SPEC, Path(), ranks))
-    assert (found.is_mean, found.is_scaled, found.local) == (
-        said in {"mean", "scaled"},
-        said == "scaled",
-        said == "local",
+def calls(first: int = 0, labels: str = "1", **values: Any) -> Event:
+    """Returns direct calls of a data set whose samples have numbers from `first` on."""
+    samples = {index: [f"image {first + index}", labels[index % len(labels)]] for index in range(20)}
+    return event(
+        "calls", **({"base": 0, "dataset": "Digits", "random": 0.0, "generators": [], "samples": samples} | values)
     )
-    assert verdicts("LD014", evidence(ranks=ranks)) == (["fault"] if said == "scaled" else [])
 
 
-@pytest.mark.parametrize("averaged", [True, False])
-def test_weights_that_are_averaged_between_steps_are_no_fault(averaged: bool) -> None:
-    after = [torch.ones(4), 3 * torch.ones(4)]
-    begin = [2 * torch.ones(4)] * 2 if averaged else after
-    steps = [[event("step", step, names={"0:0": "w"}, optimizer=0) for step in (0, 1)] for _ in range(2)]
-    for events, value in zip(steps, after, strict=True):
-        events += [event("stepped", step, weights={"0:0": str(value)}) for step in (0, 1)]
-    tensors = []
-    for sign, value, start in zip((1, -1), after, begin, strict=True):
-        gradient = torch.linspace(0, sign, 4) + (sign > 0)
-        tensors.append(
-            {"after/0/0:0": value, "before/1/0:0": start, "applied/0/0:0": gradient, "local/0/0:0": gradient}
-        )
-    given = evidence(ranks=records(*steps, tensors=tensors))
-    assert bool(averaged_weights(given)) is averaged
-    assert verdicts("LD009", given) == ([] if averaged else ["fault"])
-    assert ("not applicable" in reason("LD009", given)) is averaged
+# Samples and their order.
+
+ORDER = [3, 1, 0, 2]
+AGAIN = epoch(indices=ORDER), epoch(indices=ORDER, iteration=1, epoch=1)
+CHANGED = epoch(indices=ORDER), epoch(indices=ORDER[::-1], iteration=1, epoch=1)
 
 
-@pytest.mark.parametrize(
-    ("what", "scales", "own", "code"),
-    [
-        ("averaged", (1.0, 1.0), 0.0, ""),
-        ("divided by all ranks once more", (0.5, 0.5), 0.0, ""),
-        ("clipped on rank 0", (0.01, 1.0), 0.0, "LD011"),
-        ("not averaged", (1.0, 1.0), 1.0, "LD009"),
-        # Neither the mean nor the rank's own: what is left of an earlier step, or compressed.
-        ("mixed", (1.0, 1.0), 0.5, ""),
-    ],
-)
-@pytest.mark.parametrize("in_parts", [True, False])
-def test_gradients_of_parts_that_ranks_update_for_each_other_are_compared(
-    what: str, scales: tuple[float, ...], own: float, code: str, in_parts: bool
-) -> None:
-    names, local = {"0:0": "a", "0:1": "b"}, [torch.linspace(0, 1, 4), torch.linspace(2, 1, 4)]
-    ranks = []
-    for rank in range(2):
-        # All have the same weights afterwards, since each part is sent to the other rank.
-        events = [event("step", names=names, optimizer=0, lr=[0.1]), event("stepped", weights=dict.fromkeys(names, ""))]
-        events += [event("part", keys=[f"0:{rank}"])] if in_parts else []
-        applied = scales[rank] * (own * local[rank] + (1 - own) * (local[0] + local[1]) / 2)
-        tensors = {
-            f"{kind}/0/{key}": value for key in names for kind, value in (("applied", applied), ("local", local[rank]))
-        }
-        ranks.append(RankRecord(rank, events, tensors))
-    for each in ("LD009", "LD011"):
-        assert verdicts(each, evidence(ranks=ranks)) == (["fault"] if each == code and in_parts else []), what
+def epochs(*pair: Event, runs: dict[str, Any] | None = None, told: bool = False) -> Evidence:
+    numbers = [event("set_epoch", number=0)] if told else []
+    named = {name: both(*found) for name, found in (runs or {}).items()}
+    return evidence(ranks=both(collective(), step(), *numbers, *pair), runs=named)
 
 
-@pytest.mark.parametrize(
-    ("size", "hook", "expected"),
-    [(1e-3, False, ["fault"]), (1e-9, False, []), (1e-3, True, ["fault"]), (3e-8, True, [])],
-    ids=["lost", "rounding", "lost by a hook", "below 16 bits"],
-)
-def test_a_gradient_that_became_zero_is_a_fault_unless_it_was_rounding(
-    size: float, hook: bool, expected: list[str]
-) -> None:
-    """The bias of a key in attention has a gradient of zero up to rounding, as do hooks that compress."""
-    names, large = {"0:0": "weight", "0:1": "bias"}, torch.linspace(0, 1e-2, 4)
-    local = [torch.full((4,), (1 + rank) * size) for rank in range(2)]
-    step = event("step", names=names, optimizer=0, lr=[0.1])
-    forward = event("ddp_forward", gradients=True, synchronizes=True)
-    events = [event("ddp"), *([event("comm_hook", name="fp16")] if hook else []), forward, step]
-    tensors = [
-        {"applied/0/0:0": large, "local/0/0:0": large, "applied/0/0:1": torch.zeros(4), "local/0/0:1": part}
-        for part in local
-    ]
-    single = records([step], tensors=[{"applied/0/0:1": local[0]}])
-    given = evidence(ranks=records(events, events, tensors=tensors), single=single)
-    assert verdicts("LD033", given) == expected
+ROWS["LD001"] = [
+    ("nothing calls set_epoch", "fault", epochs(*AGAIN, runs={"set_epoch": CHANGED})),
+    ("the order changes", NOTHING, epochs(*CHANGED)),
+    ("set_epoch changes nothing", NOTHING, epochs(*AGAIN, runs={"set_epoch": AGAIN})),
+    ("shortened epochs", NOTHING, epochs(*AGAIN, told=True, runs={"set_epoch": CHANGED, "whole epochs": CHANGED})),
+    ("whole epochs fail", "unclear", epochs(*AGAIN, told=True, runs={"set_epoch": CHANGED})),
+    ("one epoch", "not reached", epochs(AGAIN[0])),
+    ("no set_epoch", "not reached", epochs(*(one | {"set_epoch": []} for one in AGAIN))),
+    ("no loader", "cannot tell", epochs()),
+]
+
+PERMUTATION = torch.arange(8)
 
 
-@pytest.mark.parametrize("name", ["rank == 0", "trainer.is_world_process_zero()", "self.is_global_zero", "is_master"])
-def test_a_name_of_a_rank_decides_nothing(name: str) -> None:
-    assert decisions._RANK.search(name)
-    assert not decisions._RANK.search("mask.nonzero().any() or loss < best")
+def without_loader(*values: torch.Tensor) -> Evidence:
+    tensors = [{f"local/{number}/0:0": value for number in (0, 1)} for value in values]
+    return evidence(ranks=records(*[[collective(), step(), step(1)]] * 2, tensors=tensors))
 
 
-@pytest.mark.parametrize(
-    ("calls", "expected"),
-    [
-        ("scale clip step", ["fault"]),
-        ("scale unscale clip step", []),
-        # Unscaled for the norm that is logged.
-        ("scale clip unscale step", ["fault"]),
-        ("scale scale clip step", ["fault"]),
-        ("scale unscale clip step scale unscale clip step", []),
-        ("scale unscale clip step scale clip step", ["fault"]),
-        ("scale unscale clip unscale clip step step", []),
-    ],
-)
-def test_a_clip_of_scaled_gradients_is_found_wherever_they_are_unscaled(calls: str, expected: list[str]) -> None:
-    values = {
-        "scale": event("scale", scale=1024.0),
-        "unscale": event("unscale"),
-        "clip": event("clip", function="clip_grad_norm_", limit=1.0, norm=70.0),
-        "step": event("scaler_step"),
-    }
-    events = [event("scaler", enabled=True), *(values[name] for name in calls.split())]
-    assert verdicts("LD018", evidence(ranks=records(events, events))) == expected
+def permuted(*orders: torch.Tensor) -> Evidence:
+    parts = ([event("part of a permutation", number=0, part=[rank, 8, 2])] for rank in (0, 1))
+    own = [[collective(), step(), *part] for part in parts]
+    return evidence(ranks=records(*own, tensors=[{"permutation/0": order} for order in orders]))
 
 
-# Files.
+def divided_by_hand(*gradients: torch.Tensor) -> Evidence:
+    events = [collective(), calls(), step(), epoch(), batch(samples=["a", "b"])]
+    return evidence(ranks=records(events, events, tensors=[{"local/0/0:0": gradient} for gradient in gradients]))
 
 
-def opened(path: str, mode: str = "w", locks: Sequence[str] = ()) -> Event:
-    return event("open", path=path, mode=mode, locks=list(locks))
+ROWS["LD002"] = [
+    ("no sampler", "fault", two(calls(), epoch(indices=ORDER))),
+    ("a sampler", NOTHING, each([epoch(indices=[0, 2])], [epoch(indices=[1, 3])], calls())),
+    ("some samples fill a batch", NOTHING, each([epoch(indices=[0, 2, 4])], [epoch(indices=[1, 3, 0])], calls())),
+    ("contents are not known", "unclear", two(epoch(indices=ORDER))),
+    ("data of each rank", "not applicable", each([calls(), epoch()], [calls(100), epoch()])),
+    ("each rank takes its part of equal batches", NOTHING, divided_by_hand(*OWN)),
+    ("all ranks take equal batches", "fault", divided_by_hand(OWN[0], OWN[0])),
+    ("no loader, equal gradients", "fault", without_loader(OWN[0], OWN[0])),
+    ("no loader, other gradients", "cannot tell", without_loader(*OWN)),
+    ("parts of other permutations", "fault", permuted(PERMUTATION, PERMUTATION.roll(1))),
+    ("parts of one permutation", "cannot tell", permuted(PERMUTATION, PERMUTATION)),
+    ("independent runs", "not applicable", evidence(ranks=both(step(), epoch()))),
+    ("collectives are not seen", "cannot tell", evidence(ranks=both(event("init_process_group"), step(), epoch()))),
+]
 
 
-@pytest.mark.parametrize(
-    ("events", "expected"),
-    [
-        ([opened("/a/model.pt")], ["fault"]),
-        ([opened("/a/log.txt", "a")], ["note"]),
-        ([opened("/a/.hydra/config.yaml")], ["note"]),
-        ([opened("/a/x.lock", "w"), event("lock", path="/a/x.lock")], []),
-        ([opened("/a/x.lock", "x")], []),
-        ([opened("/a/data.pt", locks=["/a/x.lock"])], []),
-    ],
-    ids=["a file", "appended", "options that Hydra writes", "a lock file", "created exclusively", "under a lock"],
-)
-def test_a_file_that_ranks_write_one_after_the_other_is_no_fault(events: list[Event], expected: list[str]) -> None:
-    if events[0]["mode"] == "x":
-        events = [*events, event("lock", path=events[0]["path"])]
-    assert verdicts("LD032", evidence(ranks=records(events, events))) == expected
+def stream(*samples: str, workers: int = 0) -> list[Event]:
+    batches = [batch(number, samples=[*part]) for number, part in enumerate(samples)]
+    return [*batches, epoch(iterable=True, indices=[], workers=workers)]
 
 
-def test_different_locks_protect_nothing() -> None:
-    given = records([opened("/a/data.pt", locks=["/a/0.lock"])], [opened("/a/data.pt", locks=["/a/1.lock"])])
-    assert verdicts("LD032", evidence(ranks=given)) == ["fault"]
+def by_workers(alone: Sequence[str]) -> Evidence:
+    ranks = stream("ab", "ab", "cd", "cd", workers=2), stream("ef", "ef", "gh", "gh", workers=2)
+    return each(*ranks, runs={"no workers": records(stream(*alone), stream("ef", "gh"))})
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/hf/datasets/csv/data.arrow", True),
-        ("/home/me/.cache/pip/x", True),
-        ("/triton/kernel.json", True),
-        ("/hf2/model.pt", False),
-        ("/home/me/project/model.pt", False),
-    ],
-)
-def test_files_of_a_cache_are_those_of_a_library(path: str, expected: bool) -> None:
-    folders = {"HOME": "/home/me", "HF_HOME": "/hf", "TRITON_CACHE_DIR": "/triton", "PROJECT_HOME": "/home/me/project"}
-    assert is_cached(path, folders) is expected
+ROWS["LD003"] = [
+    ("each rank reads all", "fault", two(*stream("ab", "cd"))),
+    ("each rank reads its part", NOTHING, each(stream("ab", "cd"), stream("ef", "gh"))),
+    ("each worker reads all", "fault", by_workers(("ab", "cd"))),
+    ("a stream with repeated samples", NOTHING, by_workers(("ab", "ab", "cd", "cd"))),
+    ("no stream", "not reached", two(epoch())),
+]
 
 
-def test_a_group_that_is_not_destroyed_is_a_note() -> None:
-    events = [event("init_process_group", direct=True), event("end", reached_end=True)]
-    assert verdicts("LD032", evidence(ranks=records(events, events))) == ["note"]
+def sampled(first: Sequence[int], second: Sequence[int], sampler: str = "Balanced", **values: Any) -> Evidence:
+    one = records([epoch(sampler=sampler, indices=[*range(16)], sizes=[4] * 4, samples=16)])
+    ranks = ([epoch(**{"indices": [*indices], "samples": 16} | values)] for indices in (first, second))
+    return each(*ranks, single=one)
 
 
-def test_locks_are_held_until_they_are_released(tmp_path: Path) -> None:
-    seen: list[str] = []
-    locks = Locks(seen.append)
-    path = str(tmp_path / "x.lock")
-    with Path(path).open("w") as file:
-        locks.see("fcntl.flock", (file.fileno(), fcntl.LOCK_EX))
-        assert locks.held() == [path]
-        locks.see("fcntl.flock", (file.fileno(), fcntl.LOCK_UN))
-        assert not locks.held()
-        locks.see("fcntl.lockf", (file.fileno(), fcntl.LOCK_EX, 0, 0, 0))
-    assert seen == [path, path]
-    assert not locks.held()
+def split_twice(other: int) -> Evidence:
+    half = epoch(indices=[0, 2, 4, 6], samples=8)
+    one = records([epoch(indices=[*range(16)], sizes=[4] * 4, samples=16)])
+    return each([calls(), half], [calls(other), half], single=one)
 
 
-@pytest.mark.parametrize(("rows", "expected"), [([12], ["fault"]), ([3, 24], []), ([], [])])
-def test_only_a_file_with_as_many_rows_as_the_rank_has_predictions_may_lack_those_of_others(
-    rows: list[int], expected: list[str]
-) -> None:
-    epochs = [
-        event("epoch", trains=False, loader=0, iteration=0, iterable=False, drained=True, ascending=True, base=0)
-        | {"indices": list(range(rank, 24, 2)), "samples": 24, "set_epoch": [], "sampler": "S"}
-        for rank in range(2)
-    ]
-    predicted = records([epochs[0], event("save", path="/a/r.pt", rows=rows)], [epochs[1]])
-    single = records([event("end", reached_end=True, predicts=True)])
-    assert verdicts("LD030", evidence(ranks=predicted, single=single, predict=predicted)) == expected
+EVEN, ODD = range(0, 16, 2), range(1, 16, 2)
+ROWS["LD004"] = [
+    ("a sampler is replaced and split", "fault", sampled(range(4), range(4))),
+    ("a sampler is split", NOTHING, sampled(EVEN, ODD)),
+    ("split among more ranks than there are", "fault", sampled(range(0, 16, 4), range(1, 16, 4), replicas=4)),
+    ("parts that are split again", "fault", split_twice(100)),
+    ("one data set that is split", "not reached", split_twice(0)),
+]
+LOW, HIGH = [0, 1, 2, 3], [4, 5, 6, 7]
 
 
-def test_rows_are_those_of_predictions(tmp_path: Path) -> None:
-    assert rows_of([torch.ones(8, 2), torch.ones(4, 2)]) == [2, 4, 8, 12]
-    assert rows_of({"accuracy": 0.5, "steps": 3}) == []
-    (tmp_path / "a.csv").write_text("index,value\n1,2\n3,4\n")
-    (tmp_path / "a.json").write_text('{"values": [1, 2, 3]}')
-    np.save(tmp_path / "a.npy", np.ones((5, 2)))
-    assert [rows_of_file(tmp_path / f"a.{kind}") for kind in ("csv", "json", "npy", "txt")] == [[3, 2], [3], [5], []]
+def split(first: Event, second: Event, faulty: bool = False) -> Evidence:
+    ranks = (
+        [epoch(**own), epoch(trains=False, loader=1, **other)] for own, other in ((first, second), (second, first))
+    )
+    return replace(each(*ranks, calls()), faulty=faulty)
 
 
-# Optimizers.
+def divided(first: str, second: str, *, trains: bool = True, faulty: bool = False) -> Evidence:
+    known = [epoch(trains=not trains, loader=1)]
+    ranks = ([*known, epoch(divided=value, trains=trains)] for value in (first, second))
+    return replace(each(*ranks), faulty=faulty)
 
 
-@pytest.mark.parametrize(("loaded", "expected"), [([], ["fault"]), (["body.weight"], ["note"])])
-def test_forgotten_parameters_with_loaded_weights_are_a_note(loaded: list[str], expected: list[str]) -> None:
-    steps = [
-        event("step", step, optimizer=0, name="SGD", names={"0:0": "head"}, frozen=[], loaded=loaded)
-        | {"unowned": {"body.weight": "same"}}
-        for step in (0, 1)
-    ]
-    assert verdicts("LD019", evidence(ranks=records(steps, steps))) == expected
+ROWS["LD005"] = [
+    ("each rank splits in its own way", "fault", split({"indices": LOW}, {"indices": HIGH})),
+    ("all ranks split alike", NOTHING, each(*[[epoch(), epoch(trains=False, loader=1, indices=HIGH)]] * 2, calls())),
+    ("the training data are evaluated", NOTHING, split({"indices": LOW}, {"indices": LOW})),
+    ("another Subset on each rank", "fault", divided("a", "b")),
+    ("another Subset is evaluated", "fault", divided("a", "b", trains=False)),
+    ("another Subset by another fault", NOTHING, divided("a", "b", faulty=True)),
+    ("one Subset", NOTHING, divided("a", "a")),
+    ("no Subset", NOTHING, divided("a", "")),
+]
+ROWS["LD006"] = [
+    ("labels by the order of a set", "fault", each([calls(labels="12")], [calls(labels="21")], epoch())),
+    ("labels of a sorted list", NOTHING, two(calls(labels="12"), epoch())),
+    ("other indices", "fault", each([calls()], [calls(3)], epoch())),
+    ("the data set cannot be called", "cannot tell", two(epoch())),
+]
 
+
+def workers(*states: str) -> Evidence:
+    begun = ([{"NumPy": state, "torch": "", "Python": ""}] for state in states)
+    return two(calls(**RANDOM), *(epoch(iteration=n, epoch=n, worker_generators=one) for n, one in enumerate(begun)))
+
+
+def loaded(*samples: str) -> Evidence:
+    rows = [batch(n, iteration=n, indices=[*range(len(one))], samples=[*one]) for n, one in enumerate(samples)]
+    return two(calls(**RANDOM), *rows, *(epoch(iteration=n, epoch=n) for n in range(len(samples))))
+
+
+RANDOM: Event = {"random": 1.0, "generators": ["NumPy"]}
+ROWS["LD007"] = [
+    ("workers begin alike in each epoch", "fault", workers("a", "a")),
+    ("workers begin with a seed per epoch", NOTHING, workers("a", "b")),
+    ("all samples are equal in two epochs", "fault", loaded("abcd", "abcd")),
+    ("two samples are equal by chance", NOTHING, loaded("ab", "ab")),
+    ("the data are not random", "not reached", two(calls(), epoch())),
+]
 
 # Random numbers.
 
 
-def batches(rank: int, **changes: Any) -> list[Event]:
-    state = dict.fromkeys(("torch", "NumPy", "Python"), "same")
-    found = [event("ddp"), event("seed", seed=0, generator="NumPy", place="mine.py:7 in main")]
+def drawing(rank: int, own: bool = False, begun: str = "", **values: Any) -> list[Event]:
+    """Returns the batches of a rank, whose generators have the states of the other rank unless `own`."""
+    events = [event("seed", seed=0, generator="NumPy")]
     for number in range(4):
-        before = {name: f"{value} {number}" for name, value in state.items()}
-        found.append(
-            event(
-                "batch", number, loader=0, iteration=0, number=number, indices=[2 * number + rank], size=1, trains=True
-            )
-            | {"generators": before, "at_step": before, "drawn": 0, "hidden": {}, "flows": []}
-            | {key: value(before) if callable(value) else value for key, value in changes.items()}
-        )
-    found.append(event("epoch", trains=True, loader=0, iteration=0, base=0, dataset="Mine", indices=[rank]))
-    found[-1]["worker_generators"] = []
+        states = dict.fromkeys(("torch", "NumPy", "Python"), f"{rank * own} {number}")
+        later = {"at_step": states | {"NumPy": f"{rank * own} later"}} if values.get("loading") else {}
+        drawn = {"generators": states, "at_step": states, "drawn": 0, "hidden": {}, "flows": []} | values | later
+        events.append(batch(number, indices=[2 * number + rank], size=1, **drawn))
+    begin = [{"NumPy": begun, "torch": "", "Python": ""}] if begun else []
+    return [*events, epoch(indices=[rank], worker_generators=begin)]
+
+
+def draws(*more: Event, own: bool = False, **values: Any) -> Evidence:
+    return each(drawing(0, own, **values), drawing(1, own, **values), *more)
+
+
+NOISE = {"op": "randn_like", "values": 8, "drops": False, "place": "mine.py:9 in main"}
+TO_DATA, TO_MODEL = ({"drawn": 8, "flows": [NOISE | {"into": into}]} for into in ("data", "model"))
+ROWS["LD008"] = [
+    ("equal noise", "fault", draws(**TO_DATA)),
+    ("noise of each rank", NOTHING, draws(**TO_DATA, own=True)),
+    ("equal masks", "note", draws(**TO_MODEL)),
+    ("masks of each rank", NOTHING, draws(**TO_MODEL, own=True)),
+    ("one number", NOTHING, draws(drawn=1)),
+    ("noise by NumPy", "fault", draws(hidden={"NumPy": 300})),
+    ("noise by Python", "fault", draws(hidden={"Python": 300})),
+    ("few numbers of NumPy", "note", draws(hidden={"NumPy": 4})),
+    ("equal augmentations", "fault", draws(calls(**RANDOM), loading=True)),
+    ("augmentations of each rank", NOTHING, draws(calls(**RANDOM), loading=True, own=True)),
+    ("a sampler or a collate_fn draws", "note", draws(loading=True)),
+    ("no draws", NOTHING, draws(calls(**RANDOM))),
+    ("workers begin alike", "fault", each(*(drawing(rank, begun="a") for rank in (0, 1)), calls(**RANDOM))),
+    ("workers of each rank", NOTHING, each(*(drawing(rank, begun=f"{rank}") for rank in (0, 1)), calls(**RANDOM))),
+]
+
+# Gradients and weights of the ranks.
+
+HALF = {"0:0": OWN[0], "0:1": MEAN}, {"0:0": OWN[1], "0:1": MEAN}
+UNEQUAL = ({"lr": [0.1]}, {"lr": [0.3]})
+TALKS = [collective(op="all_gather_object")]
+
+
+def files(*paths: str) -> list[list[Event]]:
+    saved = event("saved", tensors=["a", "b"], weights=["c", "d"], keys=[])
+    return [[event("save", path=path), saved] for path in paths]
+
+
+def averaged(averages: bool) -> list[RankRecord]:
+    """Returns ranks whose weights differ after a step, and are equal before the next one if they are averaged."""
+    after = torch.ones(4), 3 * torch.ones(4)
+    before = [2 * torch.ones(4)] * 2 if averages else after
+    tensors = [{"after/0/0:0": a, "before/1/0:0": b} for a, b in zip(after, before, strict=True)]
+    names = {"0:0": "weight"}
+    return trained(*OWN, steps=({"names": names},) * 2, later=([step(1, names=names)],) * 2, tensors=tensors)
+
+
+def reduced(times: Sequence[int]) -> list[RankRecord]:
+    """Returns ranks that reduce tensors of all weights' sizes at times, of eight steps."""
+    sizes = [collective(time, size=4) for time in times for _ in KEYS]
+    return trained(*OWN, later=([*(step(number) for number in range(1, 8)), *sizes],) * 2)
+
+
+def hooked(*results: torch.Tensor) -> list[RankRecord]:
+    """Returns ranks whose communication hook gives these gradients."""
+    tensors = [
+        {"hook_in/0/0.0": WIDE + sign, "hook_out/0/0.0": found}
+        for sign, found in zip((0.1, -0.1), results, strict=True)
+    ]
+    own = [WIDE[:4] + 0.1, WIDE[:4] - 0.1]
+    hook = event("comm_hook", name="mine")
+    return trained(*(found[:4] for found in results), WRAPPED, wrapped_pass(), hook, own=own, tensors=tensors)
+
+
+WIDE = torch.linspace(-1, 1, 64)
+SMALL = [torch.full((4,), (1 + rank) * 1e-9) for rank in (0, 1)]
+ROWS["LD009"] = [
+    ("nothing averages", "fault", stepped(*OWN)),
+    ("gradients are averaged", NOTHING, stepped(MEAN, MEAN)),
+    ("the wrapper is not called", "fault", stepped(*OWN, WRAPPED)),
+    ("some parameters are averaged", "fault", stepped(*HALF)),
+    (
+        "other weights from the beginning",
+        "fault",
+        stepped(MEAN, MEAN, after="ab", tensors=[{"before/0/0:0": own} for own in OWN]),
+    ),
+    ("a hook that does not average", "fault", evidence(ranks=hooked(WIDE + 0.1, WIDE - 0.1))),
+    ("weights are averaged", "not applicable", evidence(ranks=averaged(True))),
+    ("weights are not averaged", "fault", evidence(ranks=averaged(False))),
+    ("an averager of torch", "not applicable", stepped(*OWN, event("average", name="Averager"))),
+    ("copies are averaged once", "not applicable", evidence(ranks=reduced([4]))),
+    ("copies are averaged twice", "not applicable", evidence(ranks=reduced([4, 7]))),
+    ("a reduction in each step", "fault", evidence(ranks=reduced(range(1, 8)))),
+    ("a reduction at the beginning", "fault", evidence(ranks=reduced([0]))),
+    ("a model and a rate of each rank", "note", stepped(*OWN, *TALKS, steps=UNEQUAL)),
+    ("a model and a file of each rank", "note", stepped(*OWN, *TALKS, each=files("0.pt", "1.pt"))),
+    ("models in one file", "fault", stepped(*OWN, *TALKS, each=files("last.pt", "last.pt"))),
+    ("one model with other rates", NOTHING, stepped(MEAN, MEAN, *TALKS, steps=UNEQUAL)),
+    ("wrapped models with other rates", "fault", stepped(*OWN, WRAPPED, steps=UNEQUAL)),
+    ("no step", "not reached", evidence(ranks=both(collective()))),
+]
+IGNORED = WRAPPED | {"ignored": [*KEYS.values()]}
+ROWS["LD010"] = [
+    ("a parameter is new after the wrap", "fault", stepped(*HALF, WRAPPED, wrapped_pass())),
+    ("all parameters are wrapped", NOTHING, stepped(MEAN, MEAN, WRAPPED, wrapped_pass())),
+    ("DDP is told to ignore them", NOTHING, stepped(*OWN, IGNORED, wrapped_pass())),
+]
+
+
+def clip(norm: float = 70.0) -> Event:
+    return event("clip", function="clip_grad_norm_", limit=1.0, norm=norm)
+
+
+def parts(first: float, second: float, own: float = 0.0, known: bool = True) -> Evidence:
+    """Returns ranks that update a part of the parameters each, and send it to each other."""
+    applied = [scale * (own * one + (1 - own) * MEAN) for scale, one in zip((first, second), OWN, strict=True)]
+    events = [[event("part", keys=[f"0:{rank}"])] if known else [] for rank in (0, 1)]
+    return stepped(*applied, each=events, after="aa")
+
+
+def passes(*counts: int, after: str) -> Evidence:
+    return stepped(MEAN, MEAN, steps=[{"passes": [0] * count} for count in counts], after=after)
+
+
+ROWS["LD011"] = [
+    ("rank 0 clips", "fault", stepped(0.01 * MEAN, MEAN, each=([clip()], []))),
+    ("all ranks clip", NOTHING, stepped(0.01 * MEAN, 0.01 * MEAN, clip())),
+    ("each rank clips before the average", "fault", stepped(MEAN, MEAN, each=([clip()], [clip(9)]))),
+    ("rank 0 scales", "fault", stepped(2 * MEAN, MEAN)),
+    ("other rates", "fault", stepped(MEAN, MEAN, steps=UNEQUAL, after="ab")),
+    ("rank 1 skips a step", "fault", passes(1, 2, after="ab")),
+    ("unequal numbers of micro-batches", NOTHING, passes(1, 2, after="aa")),
+    (
+        "rank 1 takes more steps",
+        "fault",
+        stepped(MEAN, MEAN, later=([], [step(1), event("stepped", 1, weights={})])),
+    ),
+    ("parts, averaged", NOTHING, parts(1, 1)),
+    ("parts, divided twice", NOTHING, parts(0.5, 0.5)),
+    ("parts, clipped on rank 0", "fault", parts(0.01, 1)),
+    ("no parts, clipped on rank 0", NOTHING, parts(0.01, 1, known=False)),
+    # What is left of an earlier step, or compressed.
+    ("parts, neither the mean nor its own", NOTHING, parts(1, 1, own=0.5)),
+]
+ROWS["LD009"] += [("parts, not averaged", "fault", parts(1, 1, own=1))]
+ACCUMULATED = wrapped_pass(synchronizes=False), wrapped_pass()
+ROWS["LD016"] = [
+    ("no_sync on the last pass", "fault", stepped(*OWN, WRAPPED, *ACCUMULATED[::-1])),
+    ("no_sync on the first pass", NOTHING, stepped(MEAN, MEAN, WRAPPED, *ACCUMULATED)),
+    ("no no_sync", "not reached", stepped(MEAN, MEAN, WRAPPED, wrapped_pass())),
+    ("nothing is wrapped", "not reached", stepped(MEAN, MEAN)),
+]
+
+
+def lost(size: float, *hook: Event, zero: bool = True) -> Evidence:
+    """Returns ranks with a large gradient and one of a size, which is averaged to zero."""
+    own = [{"0:0": MEAN, "0:1": torch.full((4,), (1 + rank) * size)} for rank in (0, 1)]
+    applied = {"0:0": MEAN, "0:1": torch.zeros(4) if zero else torch.full((4,), 1.5 * size)}
+    alone = records([step()], tensors=[{"applied/0/0:1": own[0]["0:1"]}])
+    return evidence(ranks=trained(applied, applied, WRAPPED, *hook, wrapped_pass(), own=own), single=alone)
+
+
+FP16 = event("comm_hook", name="fp16")
+ROWS["LD033"] = [
+    ("a gradient is lost", "fault", lost(1e-1)),
+    ("a gradient is averaged", NOTHING, lost(1e-1, zero=False)),
+    # As of the bias of a key in attention, which is zero in exact arithmetic.
+    ("rounding is lost", NOTHING, lost(1e-9)),
+    ("a hook loses a gradient", "fault", lost(1e-1, FP16)),
+    ("a hook loses what is below 16 bits", NOTHING, lost(3e-8, FP16)),
+    ("a collective is not waited for", "fault", two(event("not_waited", op="all_reduce", of=LINE))),
+    ("several passes", "cannot tell", stepped(MEAN, MEAN, WRAPPED, wrapped_pass(), wrapped_pass())),
+]
+
+
+def held(first: str, second: str) -> list[list[Event]]:
+    return [[forward(1, module="Teacher", held=value)] for value in (first, second)]
+
+
+def unexplained(ranks: list[RankRecord], many: list[RankRecord] | None = None, **values: Any) -> Evidence:
+    reference = values.pop("reference", EQUAL)
+    return replace(evidence(reference, ranks=ranks, runs={"many steps": many or ranks}), **values)
+
+
+SAME, APART = trained(MEAN, MEAN), trained(MEAN, MEAN, after="ab")
+ROWS["LD036"] = [
+    ("an optimizer of each rank", "fault", unexplained(APART)),
+    ("equal weights", NOTHING, unexplained(SAME)),
+    ("other rates", "fault", unexplained(trained(MEAN, MEAN, after="ab", steps=UNEQUAL))),
+    ("other gradients", "fault", unexplained(trained(MEAN, torch.tensor([1.0, 0, 5, 0]), after="ab"))),
+    ("a teacher of each rank", "fault", unexplained(trained(MEAN, MEAN, later=held("a", "b")))),
+    ("one teacher", NOTHING, unexplained(trained(MEAN, MEAN, later=held("a", "a")))),
+    ("weights that differ later", "fault", unexplained(SAME, APART)),
+    ("weights that differ later, and another difference", "fault", unexplained(SAME, APART, explained=True)),
+    ("weights that differ later by another fault", NOTHING, unexplained(SAME, APART, faulty=True)),
+    ("another check explains it", NOTHING, unexplained(APART, explained=True)),
+    ("another gradient than one process", "unclear", unexplained(SAME, reference=RankComparison(0.5))),
+    ("not compared", "cannot tell", unexplained(SAME, reference=RankComparison(cannot="it hung"))),
+]
+
+# The ranks and one process.
+
+NORM = both(collective(), forward(sensitive=["norm"]), step())
+STEPS = both(collective(), step())
+
+
+def compared(difference: float = 0.5, ranks: list[RankRecord] = STEPS, **values: Any) -> Evidence:
+    later = {"synchronized batch norm": EQUAL, "weights": EQUAL, "factor": EQUAL}
+    return evidence(RankComparison(difference, differences=(difference,), **values), later, ranks=ranks)
+
+
+ROWS["LD012"] = [
+    ("batch norm of each rank", DEPENDS, compared(ranks=NORM, module="norm", module_class="BatchNorm1d")),
+    ("synchronized batch norm", NOTHING, compared(1e-15, NORM)),
+    ("outputs are not known", "cannot tell", compared(weights=(0.5, 0.4), residual=0.1, modules_seen=False)),
+    ("no batch norm", "not reached", compared(1e-15, both(step(), forward()))),
+]
+
+
+def labelled(factors: Sequence[float], weights: Sequence[float], counts: Sequence[int] = (10, 30)) -> Evidence:
+    """Returns ranks whose losses are multiples of means over labels, and whose gradient is a mean of the ranks'."""
+    means = [
+        [event("mean_of_labels", value=2.0, count=count), event("backward", loss=2.0 * factor)]
+        for factor, count in zip(factors, counts, strict=True)
+    ]
+    own = torch.eye(2)
+    applied = weights[0] * own[0] + weights[1] * own[1]
+    limits = "one process got micro-batches"
+    return evidence(RankComparison(limits=limits), ranks=trained(applied, applied, each=means, own=own))
+
+
+ROWS["LD013"] = [
+    ("unequal numbers of labels", "fault", compared(weights=(0.6, 0.4))),
+    ("equal numbers of labels", NOTHING, compared(1e-15, weights=(0.5, 0.5))),
+    ("nearly equal numbers", "note", compared(4e-4, weights=(0.5002, 0.4998))),
+    ("equal weights of a wrong scale", NOTHING, compared(weights=(0.25, 0.25))),
+    ("unequal numbers in micro-batches", "fault", labelled((1, 1), (0.5, 0.5))),
+    ("micro-batches, summed", "fault", labelled((0.5, 0.5), (1, 1))),
+    ("micro-batches, divided by the global number", "cannot tell", labelled((0.5, 1.5), (0.5, 0.5))),
+    ("micro-batches, weighted gradients", "cannot tell", labelled((1, 1), (0.25, 0.75))),
+    ("equal numbers in micro-batches", "cannot tell", labelled((1, 1), (0.5, 0.5), (20, 20))),
+]
+
+
+def scaled(factor: float, residual: float = 0.0, **values: Any) -> Evidence:
+    applied = (((factor / 2, factor / 2), residual),) * 2
+    return compared(
+        abs(factor - 1) + residual, weights=(0.5, 0.5), applied=applied, reference=((0.5, 0.5), 0.0), **values
+    )
+
+
+def by_hook(*results: torch.Tensor) -> Evidence:
+    return evidence(EQUAL, ranks=hooked(*results))
+
+
+HALVED, BRAIN = WIDE.half().float(), WIDE.bfloat16().float()
+ROWS["LD014"] = [
+    ("gradients are summed", "fault", scaled(2)),
+    ("gradients are averaged", NOTHING, scaled(1)),
+    ("the loss is divided twice", "fault", scaled(0.5)),
+    ("micro-batches and a factor of no division", "cannot tell", scaled(1.3, method=MICRO_BATCHES)),
+    ("micro-batches that are summed", "fault", scaled(2, method=MICRO_BATCHES)),
+    ("passes that are summed again", "fault", scaled(1, 0.2, passes=(2.0, 1.0))),
+    ("another gradient after the average", "unclear", scaled(1, 0.2)),
+    ("a hook sums", "fault", by_hook(2 * HALVED, 2 * HALVED)),
+    ("a hook divides twice", "fault", by_hook(WIDE / 2, WIDE / 2)),
+    ("a hook averages", NOTHING, by_hook(WIDE, WIDE)),
+    ("a hook averages in 16 bits", NOTHING, by_hook(HALVED, HALVED)),
+    ("a hook averages in bfloat16", NOTHING, by_hook(BRAIN, BRAIN)),
+    ("a hook keeps one direction, as PowerSGD", NOTHING, by_hook(WIDE.clamp(min=0), WIDE.clamp(min=0))),
+    ("a hook returns zeros", NOTHING, by_hook(0 * WIDE, 0 * WIDE)),
+    ("not compared", "cannot tell", evidence(RankComparison(cannot="it hung"), ranks=STEPS)),
+]
+
+
+def combined(*events: Event, second: Sequence[Event] | None = None, **values: Any) -> Evidence:
+    ranks = records([*events, step()], [*(events if second is None else second), step()])
+    return compared(ranks=ranks, weights=(0.5, 0.4), residual=0.1, **values)
+
+
+def queue(*values: str) -> list[Event]:
+    return [wrapped_pass(buffers=True), *(forward(1, buffers={"mask": "m", "queue": value}) for value in values)]
+
+
+GATHERED = collective(op="all_gather")
+ROWS["LD015"] = [
+    ("gathered without gradient", "fault", combined(GATHERED)),
+    ("gathered with gradient", NOTHING, compared(1e-15, both(GATHERED, step()), weights=(0.5, 0.5))),
+    ("local negatives", DEPENDS, combined()),
+    ("a module combines the samples", DEPENDS, combined(module="mix", module_class="Mix")),
+    ("dropout in another order", "cannot tell", combined(module="drop", module_class="Dropout")),
+    ("outputs are not known", "cannot tell", combined(modules_seen=False)),
+    ("a queue of each rank", "fault", combined(*queue("a"), second=queue("b"), step=1)),
+    ("one queue", DEPENDS, combined(*queue("a"), step=1)),
+]
+
+
+# Schedules, optimizers and modes.
+
+
+def schedule(
+    ours: Callable[[int], float], alone: Callable[[int], float], base: tuple[float, float] = (0, 0), most: int = 14
+) -> Evidence:
+    several, one = (
+        [step(number, lr=[rate(number)], base=[start]) for number in range(steps)]
+        for rate, start, steps in zip((ours, alone), base, (3, most), strict=True)
+    )
+    return evidence(ranks=both(*several, END), single=records([*one, END]))
+
+
+def twice(ours: Callable[[int], float], once: Callable[[int], float]) -> Evidence:
+    """Returns a schedule that steps twice per optimizer step, which is then run with one."""
+    ranks, fixed, one = (
+        [step(number, lr=[rate(number)]) for number in range(steps)]
+        for rate, steps in ((ours, 6), (once, 6), (falling, 26))
+    )
+    called, alone = ([event("scheduler", n, scheduler=0) for n in range(1, 6) for _ in range(times)] for times in (2, 1))
+    runs = {"schedules once": both(*fixed)}
+    return evidence(ranks=both(*ranks, *called), single=records([*one, *alone]), runs=runs)
+
+
+def cosine(number: float, total: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * min(number / total, 1)))
+
+
+def warm(number: int, total: int) -> float:
+    """A warm-up of two steps, however many ranks there are."""
+    return (number + 1) / 3 if number < 2 else cosine(number, total)
+
+
+def falling(number: float) -> float:
+    return 1 - 0.02 * number
+
+
+def constant(rate: float) -> Callable[[int], float]:
+    return lambda _: rate
+
+
+ROWS["LD017"] = [
+    ("a schedule that advances once per rank", "fault", schedule(lambda n: cosine(2 * n, 20), lambda n: cosine(n, 40))),
+    ("a schedule by samples", NOTHING, schedule(lambda n: cosine(n, 20), lambda n: cosine(n, 40))),
+    ("a warm-up of as many steps", NOTHING, schedule(lambda n: warm(n, 20), lambda n: warm(n, 40))),
+    ("a warm-up from 0 by samples", NOTHING, schedule(lambda n: 2 * n / 100, lambda n: n / 100)),
+    ("a warm-up that is half as long", "fault", schedule(lambda n: 2 * n / 20, lambda n: n / 40)),
+    ("a warm-up to the rate of all ranks", DEPENDS, schedule(lambda n: 1 + n / 3, constant(1))),
+    ("a rate times the ranks", "not reached", schedule(constant(0.2), constant(0.1))),
+    ("a rate times the square of the ranks", "fault", schedule(constant(0.4), constant(0.1))),
+    ("the base of a schedule, scaled", "not reached", schedule(constant(0.4), constant(0.2), (0.2, 0.1), 1)),
+    ("the base of a schedule, scaled twice", "fault", schedule(constant(0.4), constant(0.1), (0.4, 0.1), 1)),
+    ("steps twice, and is shorter already", "fault", twice(lambda n: falling(4 * n), lambda n: falling(2 * n))),
+    ("steps twice", "note", twice(lambda n: falling(2 * n), falling)),
+]
+
+
+def scaler(calls: str) -> Evidence:
+    events = {
+        "scale": event("scale", scale=1024.0),
+        "unscale": event("unscale"),
+        "clip": clip(),
+        "step": event("scaler_step"),
+    }
+    return two(event("scaler", enabled=True), *(events[name] for name in calls.split()))
+
+
+ROWS["LD018"] = [
+    ("clipped while scaled", "fault", scaler("scale clip step")),
+    ("unscaled before", NOTHING, scaler("scale unscale clip step")),
+    ("unscaled for the norm that is logged", "fault", scaler("scale clip unscale step")),
+    ("two passes", "fault", scaler("scale scale clip step")),
+    ("unscaled in each step", NOTHING, scaler("scale unscale clip step scale unscale clip step")),
+    ("unscaled in the first step", "fault", scaler("scale unscale clip step scale clip step")),
+    ("two optimizers", NOTHING, scaler("scale unscale clip unscale clip step step")),
+    ("no scaler", "not reached", two()),
+]
+
+
+def optimizers(*events: Event, **values: Any) -> Evidence:
+    return evidence(ranks=both(*events, step(**values), step(1, **values)))
+
+
+FORGOTTEN: Event = {"unowned": {"body.weight": "same"}}
+FIXED = forward(modes={"body": False, "head": True})
+ROWS["LD019"] = [
+    ("parameters belong to no optimizer", "fault", optimizers(**FORGOTTEN)),
+    ("all parameters belong to one", NOTHING, optimizers()),
+    ("an optimizer of frozen parameters", "fault", optimizers(frozen=[*KEYS.values()])),
+    ("forgotten parameters with loaded weights", "note", optimizers(**FORGOTTEN, loaded=["body.weight"])),
+    ("forgotten parameters in evaluation mode", "note", optimizers(FIXED, **FORGOTTEN)),
+    ("one step", "not reached", two()),
+]
+ROWS["LD020"] = [
+    ("zero_grad is missing", "fault", optimizers(stale=["weight"])),
+    ("gradients are cleared", NOTHING, optimizers()),
+    ("one step", "not reached", two()),
+]
+
+
+def modes(*training: bool, before: Sequence[Event] = ()) -> list[Event]:
+    found = [*before]
+    for number, mode in enumerate(training):
+        found += [forward(number, modes={"drop": mode}, sensitive=["drop"]), event("backward", number), step(number)]
     return found
 
 
-def drawing(**values: str) -> Callable[[dict[str, str]], dict[str, str]]:
-    return lambda before: before | values
+TRAIN_AND_EVAL = event("train", module=7), event("eval", module=7)
+ROWS["LD021"] = [
+    ("eval() without train()", "fault", two(*modes(True, False))),
+    ("train() in each epoch", NOTHING, two(*modes(True, True))),
+    ("eval() on rank 0", "fault", each(modes(False), modes(True))),
+    ("eval() after train(), before the first step", "fault", two(*modes(False, before=TRAIN_AND_EVAL))),
+    ("evaluation mode from the beginning", "note", two(*modes(False))),
+    ("no forward pass", "cannot tell", two()),
+]
 
 
-CALLS = event("calls", base=0, random=1.0, generators=["NumPy"], dataset="Mine", samples={})
-NOISE = {"op": "randn_like", "values": 8, "drops": False, "place": "mine.py:9 in main"}
+def evaluated(*events: Event, trains: bool = False, **modes: bool) -> Evidence:
+    call = forward(gradients=False, random=[name for name, training in modes.items() if training], modes=modes)
+    return two(epoch(), epoch(trains=trains, loader=1), batch(trains=False, loader=1), call, *events)
 
 
-@pytest.mark.parametrize(
-    ("changes", "more", "expected"),
-    [
-        ({"drawn": 8, "flows": [NOISE | {"into": "data"}]}, [], ["fault"]),
-        ({"drawn": 8, "flows": [NOISE | {"into": "model"}]}, [], ["note"]),
-        ({"drawn": 1}, [], []),
-        ({"hidden": {"NumPy": 300}}, [], ["fault"]),
-        ({"hidden": {"Python": 300}}, [], ["fault"]),
-        ({"hidden": {"NumPy": 4}}, [], ["note"]),
-        ({"at_step": drawing(NumPy="later")}, [CALLS], ["fault"]),
-        # A sampler or a collate_fn draws.
-        ({"at_step": drawing(NumPy="later")}, [], ["note"]),
-        ({}, [CALLS], []),
-    ],
-    ids=["noise", "mask", "scalar", "NumPy noise", "Python noise", "NumPy scalar", "dataset", "sampler", "no draws"],
-)
-def test_equal_draws_are_a_fault_if_they_decide_the_data(
-    changes: dict[str, Any], more: list[Event], expected: list[str]
-) -> None:
-    ranks = records(*([*batches(rank, **changes), *more] for rank in range(2)))
-    assert verdicts("LD008", evidence(ranks=ranks)) == expected
-    for rank in ranks:
-        for found in rank.of_kind("batch"):
-            for name in ("generators", "at_step"):
-                found[name] = {key: f"{value} of rank {rank.rank}" for key, value in found[name].items()}
-    assert verdicts("LD008", evidence(ranks=ranks)) == []
+DROPS = event("dropout", rate=0.5)
+ROWS["LD022"] = [
+    ("F.dropout in evaluation mode", "fault", evaluated(DROPS, drop=False)),
+    ("dropout in training only", NOTHING, evaluated(drop=False)),
+    ("no eval()", "fault", evaluated(DROPS, drop=True)),
+    ("Monte Carlo dropout", "note", evaluated(DROPS, drop=True, norm=False)),
+    ("no evaluation", "not reached", evaluated(DROPS, drop=True, trains=True)),
+]
 
 
-@pytest.mark.parametrize("equal", [True, False])
-def test_workers_that_begin_equally_on_all_ranks_are_a_fault(equal: bool) -> None:
-    ranks = records(*([*batches(rank), CALLS] for rank in range(2)))
-    for rank in ranks:
-        rank.training_epochs[0]["worker_generators"] = [
-            {"NumPy": "a" if equal else f"{rank.rank}", "torch": "", "Python": ""}
-        ]
-    assert verdicts("LD008", evidence(ranks=ranks)) == (["fault"] if equal else [])
+def frozen(*digests: str) -> Evidence:
+    calls = [
+        forward(number, frozen_norms={"norm": digest}, sensitive=["norm"]) for number, digest in enumerate(digests)
+    ]
+    return two(*calls)
 
 
-class Variational(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder, self.times = nn.Linear(4, 6), nn.Linear(3, 4), nn.Embedding(9, 4)
+ROWS["LD035"] = [
+    ("a frozen part in training mode", "fault", frozen("a", "a")),
+    ("a part that is trained", NOTHING, frozen("a", "b")),
+    ("no batch norm", "not reached", two(forward())),
+]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mean, scale = self.encoder(x).chunk(2, 1)
-        return self.decoder(mean + scale * torch.randn_like(scale))
-
-
-NET = Variational()
+# Evaluation and prediction.
 
 
-@pytest.mark.parametrize(
-    ("step", "into"),
-    [
-        (NET, "model"),
-        (lambda x: F.dropout(NET.encoder(F.dropout(x, 0.2)), 0.2), "model"),
-        (lambda x: F.dropout1d(NET.encoder(x)[None], 0.2), "model"),
-        (lambda x: NET.encoder(x) * x.new_empty(len(x), 1).bernoulli_(0.9).div_(0.9), "model"),
-        (lambda x: NET.encoder(x + 0.1 * torch.randn_like(x)), "data"),
-        (lambda x: NET.encoder(x + 0.1 * torch.randn(4)), "data"),
-        (lambda x: NET.times(torch.randint(0, 9, (8,))), "data"),
-        (lambda x: NET.encoder(torch.randn(8, 4)), "data"),
-        (lambda x: NET.encoder(x[torch.randperm(8)]), "data"),
-        (lambda x: NET.encoder(x.masked_fill(torch.rand(8, 1) < 0.5, 0.0)), "data"),
-    ],
-    ids=["vae", "dropout", "channels", "drop path", "noise", "one noise", "time steps", "latents", "mixup", "masked"],
-)
-def test_draws_are_followed_to_the_data_or_the_model(step: Callable[[torch.Tensor], torch.Tensor], into: str) -> None:
-    tape, x = RandomReplay(), torch.rand(8, 4)
-    tape.flow = DrawFlow()
-    tape.flow.begin([x, torch.zeros(8)])
-    with tape:
-        step(x).sum().backward()
-    assert {draw["into"] for draw in tape.flow.found()} == {into}
-
-
-def test_numbers_of_numpy_and_python_are_counted() -> None:
-    import random
-
-    for count in (0, 1, 700, 3000):
-        before = states_of_global()
-        np.random.random_sample(count)
-        for _ in range(count):
-            random.getrandbits(32)
-        expected = {"NumPy": 2 * count, "Python": count} if count else {}
-        assert values_drawn(before, states_of_global()) == expected
-
-
-def test_generators_keep_their_places() -> None:
-    own, first = OwnGenerators(), np.random.default_rng(0)
-    own.find()
-    before = own.states()
-    second = random.Random(1)
-    own.find()
-    assert any(generator is second for generator in own.known)
-    assert drawn(before, own.states()) == {}
-    first.random(3)
-    assert list(drawn(before, own.states()).values()) == [3]
-
-
-def test_generators_of_objects_are_seeded() -> None:
-    module = nn.Sequential(nn.Linear(2, 2))
-    module[0].rng, module.other = np.random.default_rng(1), torch.Generator()  # type: ignore[assignment]
-    drawn = []
-    for _ in range(2):
-        seed_own(module, 5)
-        drawn.append((module[0].rng.random(), torch.rand((), generator=module.other).item()))  # type: ignore[union-attr, operator, call-overload]
-    assert drawn[0] == drawn[1]
-
-
-# Resumed training.
-
-
-def trained(weights: str, begun: dict[str, str], gradient: float, digest: str, *, first: int) -> RankRecord:
-    steps = [event("step", first, names={"0:0": "w"}, lr=[0.1], optimizer=0)]
-    steps = [event("step", 0, names={"0:0": "w"}, lr=[0.1], optimizer=0)] * first + steps
-    batch = event(
-        "batch", trains=True, loader=0, iteration=0, indices=[1], samples=["s"], draw_digest=digest, at_step={}
+def evaluation(first: list[int], second: list[int], *events: Event, divided: str = "", **more: Any) -> Evidence:
+    own = (
+        [epoch(trains=False, loader=1, indices=indices, sizes=[3], divided=value), *events]
+        for indices, value in ((first, ""), (second, divided))
     )
-    tensors = {f"before/{first}/0:0": torch.ones(2), f"applied/{first}/0:0": torch.full((2,), gradient)}
-    state = event("state", values={"weights w": weights})
-    return RankRecord(0, [*steps, batch, event("begin", values=begun), state], tensors)
+    return each(*own, **more)
 
 
-@pytest.mark.parametrize(
-    ("begun", "digest", "expected", "said"),
-    [
-        ({"attribute teacher 0.weight": "other"}, "draws", "fault", "the attribute teacher"),
-        ({"attribute center": "other"}, "draws", "fault", "the attribute center"),
-        ({}, "other draws", "cannot tell", "draws other random numbers"),
-        ({}, "draws", "cannot tell", "no state is seen"),
-    ],
-)
-def test_a_resumed_training_lost_a_state_only_if_it_has_a_name(
-    begun: dict[str, str], digest: str, expected: str, said: str
-) -> None:
+def metrics(**values: float) -> list[RankRecord]:
+    return records([event("metrics", values=values), END])
+
+
+def of_module(padded: float, fixed: float) -> Evidence:
+    runs = {"evaluate1": metrics(loss=0.5), "evaluate": metrics(loss=padded), "unpadded": metrics(loss=fixed)}
+    return evaluation([0, 2, 4], [1, 3, 0], single=records([{**END, "module": True}]), runs=runs)
+
+
+ROWS["LD023"] = [
+    ("a sample counts twice", "fault", evaluation([0, 2, 4], [1, 3, 0], collective(value=6))),
+    ("each sample counts once", NOTHING, evaluation([0, 2, 4], [1, 3])),
+    ("all ranks evaluate all", NOTHING, evaluation([0, 1, 2], [0, 1, 2])),
+    ("no number is seen", "unclear", evaluation([0, 2, 4], [1, 3, 0])),
+    ("the same position is another sample", NOTHING, evaluation([0, 1], [0, 1, 2], divided="other")),
+    ("a metric of a module changes", "fault", of_module(0.6, 0.5)),
+    ("a metric of a module changes little", "note", of_module(0.5001, 0.5)),
+    ("the change has another cause", "unclear", of_module(0.6, 0.55)),
+    ("nothing is evaluated", "not reached", two(epoch())),
+    ("the indices are not known", "cannot tell", two(epoch(trains=False, drained=False))),
+]
+
+
+def module(alone: float, ours: float, *logs: tuple[float, int], other: float | None = None) -> Evidence:
+    """Returns a module whose metric is `alone` on one process; the last rank logs it with the sizes of its batches."""
+    runs = {"evaluate1": metrics(loss=alone)}
+    ranks = []
+    for value, (logged, size) in zip((ours, ours if other is None else other), logs, strict=True):
+        one = batch(trains=False, size=size, indices=[])
+        log = event("log", name="loss", value=logged, batch_size=size, reduce_fx="mean")
+        ranks.append([one, log, event("metrics", values={"loss": value}), END])
+    runs["evaluate"] = records(*ranks)
+    runs["evaluate1"][0].events[:0] = [batch(trains=False, size=sum(size for _, size in logs), indices=[])]
+    ended = records([{**END, "module": True}])
+    runs |= {f"evaluate1 with other draws {number}": metrics(loss=alone) for number in (1, 2)}
+    return each([epoch(trains=False)], [epoch(trains=False)], single=ended, runs=runs)
+
+
+def reported(value: float, key: str = "a.py:9", **values: Any) -> Event:
+    return event("reported", 1, **({"values": [(value, 1e-3, "accuracy")], "key": key, "name": ""} | values))
+
+
+def program(
+    value: float, alone: float, *, own: bool = True, large: bool = False, ranks: Sequence[Event] = ()
+) -> Evidence:
+    """Returns a program that reports `value` on two ranks and `alone` on one process.
+
+    Args:
+        own: Whether the samples of rank 1 do not change it.
+        large: Whether small samples change nothing, as those of one class do.
+        ranks: What both ranks report beside it.
+    """
+    indices = [[0], [1]]
+
+    def run(spec: Spec) -> list[RankRecord]:
+        first, *_ = spec.interventions.get("perturb", (None,))
+        changes = first == 0 or (first == 1 and not own)
+        seen = 0.9 if changes and (not large or spec.interventions["factor"] < 0) else value
+        own_batches = [[0, 1]] if spec.world_size == 1 else indices
+        told = alone if spec.world_size == 1 else seen
+        return records(*(evaluation_of(found, told if not rank else None) for rank, found in enumerate(own_batches)))
+
+    def evaluation_of(found: list[int], told: float | None) -> list[Event]:
+        numbers = [reported(told)] if told is not None else []
+        one = batch(1, trains=False, loader=1, iteration=1, indices=found)
+        return [one, forward(gradients=False, weights="w"), *numbers, END]
+
+    own_ranks = (
+        [collective(), step(), epoch(trains=False, loader=1), *evaluation_of(found, 0.4 if not rank else None), *ranks]
+        for rank, found in enumerate(indices)
+    )
+    several = records(*own_ranks)
+    return evidence(ranks=several, runs={"again": several}, otherwise=run)
+
+
+BY_TRAINER = reported(0.25, "b.py:1", name="accuracy", by_trainer=True)
+MONITORED = event("monitor", name="accuracy", callback="EarlyStopping")
+ROWS["LD024"] = [
+    ("the metric of rank 0", "fault", program(0.385, 0.32)),
+    ("the metric of all samples", NOTHING, program(0.32, 0.32)),
+    ("the metric of rank 0, seen by large samples alone", "fault", program(0.385, 0.32, large=True)),
+    ("a mean of the ranks' metrics", DEPENDS, program(0.385, 0.32, own=False)),
+    ("a sum over the ranks", "fault", program(0.64, 0.32, own=False)),
+    ("the metric of rank 0, logged by a Trainer", "note", program(0.385, 0.32, ranks=[BY_TRAINER])),
+    ("the metric of rank 0, by which it stops", "fault", program(0.385, 0.32, ranks=[BY_TRAINER, MONITORED])),
+    ("of a module, equal", NOTHING, module(0.5, 0.5, (0.5, 2), (0.5, 2))),
+    ("of a module, a mean of unequal batches", "fault", module(0.4, 0.5, (0.2, 4), (0.8, 2))),
+    ("of a module, a value of each rank", "fault", module(0.4, 0.5, (0.5, 2), (0.5, 2))),
+    ("of a module, that of rank 0", "note", module(0.5, 0.2, (0.2, 2), (0.8, 2), other=0.8)),
+    ("no validation", "not reached", two(epoch())),
+]
+
+
+def predicted(first: list[int], second: list[int], *events: Event, works: bool = True) -> Evidence:
+    own = [[epoch(trains=False, indices=one, samples=8, ascending=one == sorted(one))] for one in (first, second)]
+    ranks = records([*own[0], *events], own[1]) if works else failed("TypeError", "no batch_size")
+    return evidence(ranks=ranks, single=records([{**END, "predicts": True}]), runs={"predict": ranks})
+
+
+PARTS = [0, 2, 4, 6], [1, 3, 5, 7]
+ROWS["LD030"] = [
+    ("samples in a random order", "fault", predicted([4, 0, 2, 6], [1, 3, 5, 7])),
+    ("all samples in order", NOTHING, predicted(*PARTS)),
+    ("a sample twice", "fault", predicted([0, 2, 4, 6], [1, 3, 5, 0])),
+    ("samples are missing", "fault", predicted([0, 2, 4], [1, 3, 5])),
+    ("rank 0 writes its own", "fault", predicted(*PARTS, event("save", path="/a/r.pt", rows=[4]))),
+    ("rank 0 writes all, or a report", NOTHING, predicted(*PARTS, event("save", path="/a/r.pt", rows=[3, 8]))),
+    ("the prediction fails", "cannot tell", predicted(*PARTS, works=False)),
+    ("no prediction", "not reached", two()),
+]
+
+# Collectives, batches and decisions.
+
+REDUCE, LOG, VALIDATE = collective(), collective(op="barrier"), wrapped_pass(gradients=False, buffers=True)
+TRAIN = wrapped_pass()
+ROWS["LD027"] = [
+    ("a collective on rank 0", "fault", evidence(ranks=journals([REDUCE, LOG, REDUCE], [REDUCE, REDUCE]))),
+    ("the collective on all ranks", NOTHING, evidence(ranks=journals([REDUCE, LOG], [REDUCE, LOG]))),
+    ("rank 0 validates through the wrapper", "fault", evidence(ranks=journals([TRAIN, VALIDATE], [TRAIN, TRAIN]))),
+    ("a collective of a subgroup", NOTHING, evidence(ranks=journals([REDUCE | {"subgroup": True}, LOG], [LOG]))),
+]
+
+
+def batches(first: int, second: int, *events: Event, **values: Any) -> Evidence:
+    return each(*([epoch(sizes=[2] * n, batches=n, yielded=n, **values)] for n in (first, second)), *events)
+
+
+ROWS["LD028"] = [
+    ("rank 0 has more batches", "fault", batches(3, 2)),
+    ("as many batches", NOTHING, batches(2, 2)),
+    ("an endless stream", NOTHING, batches(3, 2, endless=True)),
+    ("Join", "not applicable", batches(3, 2, event("join"))),
+    ("a stream that was not read to its end", "cannot tell", batches(3, 2, iterable=True, drained=False)),
+]
+UNUSED = "Expected to have finished reduction; enable find_unused_parameters"
+ROWS["LD029"] = [
+    ("a parameter is not used", "fault", evidence(ranks=failed("RuntimeError", UNUSED))),
+    ("all parameters are used", NOTHING, two(WRAPPED)),
+    ("another error", "cannot tell", evidence(ranks=failed("ValueError", "no data"))),
+    ("nothing is wrapped", "not reached", two()),
+]
+
+
+def graph(*nodes: int, longer: Sequence[int] = ()) -> Evidence:
+    ranks, more = (
+        both(collective(), step(), epoch(), *(batch(n, graph_nodes=count) for n, count in enumerate(counts)))
+        for counts in (nodes, longer)
+    )
+    return evidence(ranks=ranks, runs={"graphs of longer epochs": more})
+
+
+ROWS["LD031"] = [
+    ("total += loss", "fault", graph(0, 9, 18, 27, longer=(0, 9, 18, 27, 36))),
+    ("total += loss.item()", NOTHING, graph(0, 9, 9, 9)),
+    ("the graphs of the last steps", NOTHING, graph(0, 9, 18, longer=(0, 9, 18, 18, 18))),
+    ("two steps", "cannot tell", graph(0, 9)),
+]
+
+
+def writes(path: str, *events: Event, mode: str = "w", locks: Sequence[str] = (), **values: Any) -> list[Event]:
+    return [event("open", path=path, mode=mode, locks=list(locks), **values), *events]
+
+
+DATA = "/a/data.pt"
+SAVE_STATE = "/lib/accelerate/accelerator.py:save_state"
+ROWS["LD032"] = [
+    ("all ranks write a file", "fault", two(*writes(DATA))),
+    ("rank 0 writes a file", NOTHING, each(writes(DATA), [])),
+    ("appended", "note", two(*writes("/a/log.txt", mode="a"))),
+    ("options that Hydra writes", "note", two(*writes("/a/.hydra/config.yaml"))),
+    ("a state that Accelerate writes", "note", two(*writes(DATA, by=SAVE_STATE))),
+    ("a file that is locked", NOTHING, two(*writes("/a/x.lock", event("lock", path="/a/x.lock")))),
+    ("under a lock", NOTHING, two(*writes(DATA, locks=["/a/x.lock"]))),
+    ("under a lock of each rank", "fault", each(writes(DATA, locks=["/a/0"]), writes(DATA, locks=["/a/1"]))),
+    ("a group is not destroyed", "note", two(event("init_process_group", direct=True))),
+]
+
+
+def following(
+    source: str, *lines: dict[str, Any], steps: Sequence[int] = (3,), saves: int = 0
+) -> Callable[[Path], Evidence]:
+    """Returns ranks that ran these lines of a source, and whose conditions read these numbers.
+
+    Args:
+        source: The loop; a condition of it is at line 4 or later.
+        lines: For each rank, by the line of a condition: the lines after it, or the numbers that it reads.
+        steps: The lines of the optimizer step.
+        saves: The line at which a checkpoint is saved.
+    """
+
+    def given(folder: Path) -> Evidence:
+        path = folder / "loop.py"
+        path.write_text(source)
+        ranks = []
+        for own in lines:
+            followed = {f"{path}:{line}": value for line, value in own.items() if not isinstance(value[0], float)}
+            read = {f"{path}:{line}": [{"loss": n} for n in v] for line, v in own.items() if isinstance(v[0], float)}
+            branches = event("branches", lines=followed, values=read, steps=dict.fromkeys([*followed, *read], 1))
+            saved = [event("save", stack=[f"{path}:{saves}"])] if saves else []
+            ranks.append([collective(), branches, step(stack=[f"{path}:{line}" for line in steps]), *saved, END])
+        run = records(*ranks)
+        return evidence(ranks=run, runs={"many steps": run})
+
+    return given
+
+
+def skipping(*lines: str) -> Callable[[Path], Evidence]:
+    """Returns ranks whose losses differ, in a loop with these lines, of which one steps."""
+    source = "def main():\n    for batch in loader:\n" + "".join(f"        {line}\n" for line in lines)
+    condition, *_ = (number for number, line in enumerate(lines, 3) if "if " in line)
+    taken = [number for number, line in enumerate(lines, 3) if "step()" in line]
+    return following(source, {condition: [2.0, 1.5]}, {condition: [2.0, 1.25]}, steps=taken)
+
+
+def stopping(condition: str, *values: float) -> Callable[[Path], Evidence]:
+    source = f"def main():\n    for epoch in range(9):\n        step()\n        if {condition}:\n            break\n"
+    return following(source, *({4: [2.0, value]} for value in values))
+
+
+LOOP = """\
+def main():
+    for epoch in range(9):
+        step()
+        if rank == 0:
+            print()
+        if loss > best:
+            bad += 1
+        if bad > 3:
+            break
+"""
+SAVING = "def main():\n    for epoch in range(9):\n        step()\n        if loss < best:\n            save()\n"
+ROWS["LD034"] = [
+    (
+        "a rank decides by its own loss",
+        "fault",
+        following(LOOP, {6: [8, 7, 8], 8: [2, 2, 2]}, {6: [8, 8, 8], 8: [2, 2, 2]}),
+    ),
+    ("the ranks decide alike", NOTHING, following(LOOP, {6: [8, 7], 8: [2, 2]}, {6: [8, 7], 8: [2, 2]})),
+    ("a decision by the rank", NOTHING, following(LOOP, {4: [5, 5]}, {4: [6, 6]})),
+    ("a rank saves by its own loss", "fault", following(SAVING, {4: [5, 2, 5]}, {4: [5, 5, 5]}, saves=5)),
+    ("a method gets the loss of a rank", "fault", stopping("stopper.update(loss)", 1.5, 1.25)),
+    ("a rank will stop by its own loss", "fault", stopping("loss > best", 1.5, 1.25)),
+    ("rounding", NOTHING, stopping("loss > best", 1.5, 1.5 + 1e-9)),
+    ("a number of the steps", NOTHING, stopping("count > most", 3.0, 4.0)),
+    *(
+        (f"by {name}", NOTHING, stopping(f"{name} and loss > best", 1.5, 1.25))
+        for name in ("rank == 0", "trainer.is_world_process_zero()", "self.is_global_zero", "is_master")
+    ),
+    ("a mask is no rank", "fault", stopping("mask.nonzero().any() or loss < best", 1.5, 1.25)),
+    ("a guard skips a step", "fault", skipping("if guard.rejects(loss):", "    continue", "step()")),
+    ("a step by a condition", "fault", skipping("if loss < most:", "    step()")),
+    ("a step in the else", "fault", skipping("if loss < most:", "    pass", "else:", "    step()")),
+    ("a step in any case", NOTHING, skipping("if loss < most:", "    step()", "else:", "    step()")),
+    ("a report by a condition", NOTHING, skipping("if loss > most:", "    report()", "step()")),
+    ("skips what follows the step", NOTHING, skipping("step()", "if loss > most:", "    continue")),
+    (
+        "continues another loop",
+        NOTHING,
+        skipping("if loss > most:", "    for _ in (1, 2):", "        continue", "step()"),
+    ),
+    (
+        "a schedule of each rank",
+        "fault",
+        each(*([event("metric of schedule", name="ReduceLROnPlateau", value=value)] for value in (0.5, 0.4))),
+    ),
+]
+
+# Checkpoints.
+
+
+def loads(matched: int, *keys: str) -> Event:
+    return event(
+        "load_state_dict", module="Net", matched=matched, strict=False, missing=["a.weight"], unexpected=[*keys]
+    )
+
+
+ROWS["LD026"] = [
+    ("other keys", "fault", two(loads(0, "module.a.weight"))),
+    ("the keys of the module", NOTHING, two(loads(2))),
+    ("other keys, then those of the module", NOTHING, two(loads(0, "module.a.weight"), loads(2))),
+    ("no state is loaded", "not reached", two()),
+]
+
+
+def at_once(end: str, begun: dict[str, str], drawn: str = "draws") -> Evidence:
+    """Returns two epochs of a module at once, and those with a checkpoint between them."""
+
+    def record(weights: str, own: dict[str, str], gradient: float, digest: str, first: int) -> list[RankRecord]:
+        steps = [step(number) for number in range(first + 1)]
+        one = batch(samples=["s"], draw_digest=digest, at_step={})
+        events = [*steps, one, event("begin", values=own), event("state", values={"weights w": weights}), END]
+        tensors = {f"before/{first}/0:0": torch.ones(2), f"applied/{first}/0:0": torch.full((2,), gradient)}
+        return records(events, tensors=[tensors])
+
     known = {"attribute teacher 0.weight": "a", "attribute center": "a"}
-    whole = [trained("end", known, 1.0, "draws", first=1)]
-    saved = records([event("step", names={}, lr=[0.1])])
-    resumed = [trained("another end", known | begun, 2.0, digest, first=0)]
-    given = evidence(whole=whole, save=saved, resume=resumed, ranks=whole)
-    (finding,) = load_checks()["LD025"].check(given)
-    assert (finding.verdict.value, said in finding.message) == (expected, True), finding
+    whole = record("end", known, 1.0, "draws", 1)
+    resumed = record(end, known | begun, 2.0, drawn, 0)
+    return evidence(ranks=whole, whole=whole, save=records([step()]), resume=resumed)
 
 
-# Stages that fail.
+def first_call(values: str, generator: str, length: str) -> Event:
+    return forward(inputs=[values, length], generators={"torch": generator})
 
 
-def test_a_prediction_that_fails_on_several_ranks_is_shown() -> None:
-    epoch = event("end", reached_end=True, predicts=True, failures=[], libraries=[])
-    given = evidence(
-        Recorded(predict1=records([epoch]), predict2=failed("TypeError", "no batch_size")), single=records([epoch])
-    )
-    outcome, stacks = compare_evaluation(given)
-    assert "TypeError: no batch_size" in outcome
-    assert "no batch_size" in stacks
-    (finding,) = load_checks()["LD030"].check(given)
-    assert (finding.verdict.value, "TypeError: no batch_size" in finding.message) == ("cannot tell", True)
+CALLS = [first_call("x0", "g0", "0"), first_call("x1", "g1", "1")]
 
 
-@pytest.mark.parametrize("works", [True, False])
-def test_code_that_fails_on_one_process_is_run_on_several(works: bool, tmp_path: Path) -> None:
-    end = event("end", reached_end=True, failures=[], libraries=[])
-    several = records([event("epoch", trains=False), end], [event("epoch", trains=False), end])
-    wrong = failed("ValueError", "devices=2 does not match the world size 1")
-    runner = Recorded(train1=wrong, train2=several if works else [*wrong, *wrong])
-    examination = _Examination(Evidence(SPEC, runner), {}, tmp_path)
-    examination.run()
-    report = examination.report("mine:main", 0.0, Protection(tmp_path, keep_output=False))
-    assert report.exit_code == (0 if works else 2)
-    assert "devices=2 does not match" in report.stages[0].outcome
-    assert bool(report.error) is not works
+def restarted(*calls: Event, epochs: Sequence[int] = (), again: int = 0, **changes: Any) -> Evidence:
+    """Returns a program that saves an average and a schedule after step 3 and is started again, with changes."""
+    saved = event("saved", 3, optimizers=1, stateful=1, file="last.pt", keys=["last_epoch"], schedulers=["StepLR"])
+    saved |= {"tensors": ["w", "average"], "weights": ["w"], "states": ["moments"]}
+    saved["copies"] = [{"id": "1", "name": "dict", "digests": ["average"]}]
+    surveys = [event("copies", number, digests={"1": f"average {number}"}) for number in range(4)]
+    steps = [step(number, lr=[0.1 * 0.5**number]) for number in range(5)]
+    told = [event("set_epoch", 3 * number, number=number) for number in epochs]
+    firsts = [[*surveys, *steps, saved, *told, CALLS[rank] | {"step": 3}, END] for rank in (0, 1)]
+    begun: Event = {"weights": ["w"], "states": ["moments"], "copies": {"7": ["average"], "8": ["average"]}}
+    ranks = []
+    for rank in (0, 1):
+        own = {**begun, **changes} if rank or "states" not in changes else begun
+        later = {**begun, "copies": {"7": ["later"], "8": ["average"]}}
+        continued = [event("continued", number, **values) for number, values in enumerate((own, later))]
+        numbers = [event("set_epoch", number=again)] if epochs else []
+        ranks.append([*continued, *numbers, step(lr=changes.get("lr", steps[3]["lr"])), *calls[rank : rank + 1], END])
+    runs = {"interrupted": both(END), "started again": records(*ranks)}
+    return evidence(ranks=records(*firsts), runs=runs)
 
 
-def test_long_lists_of_an_event_are_written_as_tensors() -> None:
-    epoch = event("epoch", indices=list(range(20_000)), sizes=[3], sampler=None)
-    written = packed(epoch)
-    assert isinstance(written["indices"], torch.Tensor)
-    assert written["sizes"] == [3]
-    assert unpacked(written) == epoch
+def saving(source: str = "", **changes: Any) -> Callable[[Path], Evidence]:
+    """Returns a program with this source that saves, without the state of its schedule, and is not started again."""
+
+    def given(folder: Path) -> Evidence:
+        path = folder / "train.py"
+        path.write_text(source)
+        saved = event("saved", 3, f"{path}:1 in main", optimizers=1, stateful=1, file="last.pt", keys=["epoch"])
+        saved |= {"tensors": ["w"], "weights": ["w"], "copies": [], "schedulers": ["CosineAnnealingLR"]} | changes
+        surveys = [event("copies", number, digests={"1": f"average {number}"}) for number in range(4)]
+        return evidence(ranks=both(*surveys, step(), step(1, lr=[0.2]), saved, END))
+
+    return given
 
 
-def test_nothing_is_said_of_modules_whose_outputs_are_not_known() -> None:
-    def record(number: int, rows: int, *names: str) -> RankRecord:
-        tensors = {f"out/{place}": torch.ones(rows, 2) * (1 + place * number) for place in range(len(names))}
-        tensors |= {f"{kind}/0/0:0": torch.tensor([1.0, number]) for kind in ("applied", "local")}
-        outputs = [event("output", number=place, name=name, module="Linear") for place, name in enumerate(names)]
-        return RankRecord(0, [event("step", names={"0:0": "w"}, lr=[0.1]), *outputs], tensors)
-
-    ranks = Run(SPEC, Path(), [record(number, 2, "first", "second") for number in range(2)])
-    for names, module, seen in ((("first", "second"), "second", True), (("second",), "second", False)):
-        found = compare_records(ranks, record(4, 4, *names), threshold=1e-6)
-        assert (found.module, found.modules_seen) == (module, seen)
-    unknown = evidence(ranks=records([], []))
-    unknown.reference = RankComparison(0.5, weights=(0.5, 0.4), residual=0.1, differences=(0.5,), modules_seen=False)
-    assert [verdicts(code, unknown) for code in ("LD012", "LD015")] == [["cannot tell"], ["cannot tell"]]
-
-
-def test_a_loss_that_only_the_ranks_return_is_no_unknown_output() -> None:
-    def record(number: int, rows: int, *, wrapped: bool, kept: bool) -> RankRecord:
-        tensors = {f"{kind}/0/0:0": torch.tensor([1.0, number]) for kind in ("applied", "local")}
-        outputs = [event("output", number=place, name=name, module="Linear") for place, name in enumerate(("net", ""))]
-        tensors |= {"out/0": torch.ones(rows, 2), "out/1": torch.tensor(0.5)} if kept else {}
-        return RankRecord(0, [event("step", names={"0:0": "w"}, lr=[0.1]), *outputs[: 1 + wrapped]], tensors)
-
-    # Of micro-batches, the events are kept without their tensors.
-    for kept in (True, False):
-        ranks = Run(SPEC, Path(), [record(number, 2, wrapped=True, kept=kept) for number in range(2)])
-        found = compare_records(ranks, record(4, 4, wrapped=False, kept=kept), threshold=1e-6)
-        assert (found.module, found.modules_seen) == ("", True)
-
-
-def test_a_large_network_is_compared_in_the_steps_that_all_recorded() -> None:
-    gradients = {f"{kind}/{step}/0:0": torch.ones(3) for kind in ("applied", "local") for step in range(2)}
-    first = {name: tensor for name, tensor in gradients.items() if "/0/" in name}
-    steps = [event("step", names={"0:0": "w"}, lr=[0.1]) for _ in range(2)]
-    ranks = Run(SPEC, Path(), [RankRecord(rank, steps, first) for rank in range(2)])
-    found = compare_records(ranks, RankRecord(0, steps, gradients), threshold=1e-6)
-    assert (found.cannot, found.differences) == ("", (0.0,))
-
-
-@pytest.mark.parametrize(
-    ("weights", "expected"), [((0.6, 0.4), ["fault"]), ((0.5002, 0.4998), ["note"]), ((0.5, 0.5), [])]
-)
-def test_nearly_equal_counts_are_a_note(weights: tuple[float, float], expected: list[str]) -> None:
-    given = evidence(ranks=records([], []))
-    difference = weights[0] - weights[1] + 1e-5
-    given.reference = RankComparison(difference, weights=weights, residual=1e-15, differences=(difference,))
-    given.compare = lambda *_, **__: RankComparison(differences=(1e-15,))  # type: ignore[method-assign]
-    assert verdicts("LD013", given) == expected
-
-
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_gradients_that_overflow_have_no_weights(value: float) -> None:
-    gradients = {f"{kind}/0/0:0": torch.tensor([1.0, value]) for kind in ("applied", "local")}
-    steps = [event("step", names={"0:0": "w"}, lr=[0.1])]
-    ranks = Run(SPEC, Path(), [RankRecord(rank, steps, gradients) for rank in range(2)])
-    found = compare_records(ranks, RankRecord(0, steps, gradients), threshold=1e-6)
-    assert (found.cannot, found.weights, found.residual) == ("", (), 0.0)
-
-
-# Failed runs.
-
-
-def failing(rank: int, kind: str, message: str) -> RankRecord:
-    trace = (
-        "Traceback (most recent call last):\n"
-        '  File "train.py", line 3, in <module>\n    step()\n    ^^^^^^\n'
-        f'  File "{PACKAGE}/probes/wrap.py", line 39, in call\n    return around(original)\n           ^^^^^^\n'
-        f'  File "torch/nn.py", line 1, in forward\n    raise\n{kind}: {message}'
-    )
-    return RankRecord(rank, [event("error", type=kind, message=message, trace=trace, input=False)], {})
-
-
-def test_the_rank_that_failed_first_is_named_before_those_that_lost_it() -> None:
-    lost = failing(0, "RuntimeError", "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:55948")
-    run = Run(SPEC, Path(), [lost, failing(1, "ValueError", "bad sample 17")])
-    assert run.short_reason == "rank 1: ValueError: bad sample 17"
-    assert run.reason.endswith("ValueError: bad sample 17")
-    assert run.stacks.index("Rank 1 failed") < run.stacks.index("Rank 0 failed")
-    assert PACKAGE not in run.reason
-    assert [line.split()[1] for line in run.reason.splitlines() if line.startswith("  File")] == [
-        '"train.py",',
-        '"torch/nn.py",',
-    ]
+AVERAGE = {"copies": [{"id": "1", "name": "dict", "digests": ["average"]}]}
+RESUME = "optimizer.load_state_dict(state['opt'])\nnet.load_state_dict(state['net'])\n"
+PER_PART = "for name, part in parts.items():\n    part.load_state_dict(state[name])\n"
+ROWS["LD025"] = [
+    ("an average is not in the checkpoint", "fault", saving(**AVERAGE)),
+    ("all is restored", NOTHING, restarted()),
+    ("the state of an optimizer is not in the checkpoint", "fault", saving(stateful=2)),
+    ("a schedule is restarted", "fault", saving(RESUME)),
+    ("no optimizer is restored", "note", saving("net.load_state_dict(state['net'])\n")),
+    ("a schedule is restored", "note", saving(RESUME + "scheduler.load_state_dict(state['lr'])\n")),
+    ("a schedule of another name is restored", "note", saving(RESUME + "warmup.load_state_dict(state['lr'])\n")),
+    ("the parts are restored in a loop", "note", saving(RESUME + PER_PART)),
+    (
+        "a schedule begins at its position",
+        "note",
+        saving(RESUME + "schedule = StepLR(optimizer, 3, last_epoch=epoch)\n"),
+    ),
+    ("a schedule is set to its position", "note", saving(RESUME + "schedule.last_epoch = epoch\n")),
+    ("a schedule steps to its position", "note", saving(RESUME + "for _ in range(epoch):\n    schedule.step()\n")),
+    ("a schedule gets its position", "note", saving(RESUME + "scheduler.step(epoch)\n")),
+    ("a schedule steps in training", "fault", saving(RESUME + "for x in loader:\n    train(x)\n    schedule.step()\n")),
+    ("code that cannot be read", "note", saving("def (:\n")),
+    (
+        "neither a schedule nor a position is saved",
+        "fault",
+        saving("model.load_state_dict(torch.load('a.pt'))", keys=[]),
+    ),
+    ("the same, by a library", "fault", saving("accelerator.load_state('folder')", keys=[])),
+    ("the same, and nothing is loaded yet", "note", saving("rows = json.load(file)", keys=[])),
+    ("rank 1 does not restore its optimizer", "fault", restarted(states=[""])),
+    ("an average begins again", "fault", restarted(copies={"7": ["begun again"], "8": ["average"]})),
+    ("the rate begins again", "fault", restarted(lr=[0.1])),
+    ("the program does not resume", "cannot tell", restarted(weights=["initial"])),
+    ("a finished epoch is trained again", "fault", restarted(epochs=(0, 1), again=0)),
+    ("the next epoch is trained", NOTHING, restarted(epochs=(0, 1), again=1)),
+    ("each rank continues with its own", NOTHING, restarted(*CALLS)),
+    ("all ranks take the samples of rank 0", "fault", restarted(CALLS[0], first_call("x0", "g1", "1"))),
+    (
+        "another order, a length that is equal by chance",
+        NOTHING,
+        restarted(first_call("y0", "h0", "0"), first_call("y1", "h1", "0")),
+    ),
+    ("the noise of rank 0", "fault", restarted(CALLS[0], first_call("y1", "g0", "1"))),
+    ("the dropout of rank 0", "note", restarted(CALLS[0], first_call("x1", "g0", "1"))),
+    ("the zeros of a recurrent network", NOTHING, restarted(first_call("0", "g0", "0"), first_call("0", "g1", "1"))),
+    ("a module is restored", NOTHING, at_once("end", {})),
+    ("a module loses a teacher", "fault", at_once("other", {"attribute teacher 0.weight": "other"})),
+    ("a module loses a tensor", "fault", at_once("other", {"attribute center": "other"})),
+    ("a module draws other numbers", "cannot tell", at_once("other", {}, "other draws")),
+    ("no state is seen that a module lacks", "cannot tell", at_once("other", {})),
+    ("nothing is saved", "not reached", two()),
+]
 
 
 @pytest.mark.parametrize(
-    ("message", "needed"),
+    ("code", "expected", "given"),
     [
-        ("Error initializing torch.distributed: environment variable RANK expected, but not set", True),
-        ("no file", False),
+        pytest.param(code, expected, given, id=f"{code} {name}")
+        for code in sorted(ROWS)
+        for name, expected, given in ROWS[code]
     ],
 )
-def test_a_program_that_needs_a_launcher_is_known(message: str, needed: bool) -> None:
-    assert Run(SPEC, Path(), [failing(0, "ValueError", message)]).needs_launcher is needed
-    assert not Run(SPEC, Path(), [failing(0, "ValueError", message)]).ended_early
-    assert Run(SPEC, Path(), [RankRecord(0, code=0)]).ended_early
-    assert not Run(SPEC, Path(), [RankRecord(0, code=1)]).ended_early
+def test_the_verdict(code: str, expected: str, given: Any, tmp_path: Path) -> None:
+    verdict, message = found(code, given(tmp_path) if callable(given) else given)
+    assert verdict == expected, message
 
 
-@pytest.mark.parametrize(("rates", "said"), [((0.02, 0.01), "rank 0 0.02, rank 1 0.01"), ((0.02, 0.02), "")])
-def test_a_learning_rate_that_differs_late_is_named(rates: tuple[float, float], said: str) -> None:
-    steps = [
-        [*(event("step", step=step, lr=[0.1, 0.02] if step < 24 else [0.1, rate]) for step in range(30)), event("end")]
-        for rate in rates
-    ]
-    told = ld036_unexplained_difference._rates(evidence(**{"many steps": records(*steps)}), 24)
-    assert said in told
-    assert bool(told) == bool(said)
-    assert ld036_unexplained_difference._rates(evidence(), 24) == ""
+def test_every_fault_has_a_faulty_and_a_mended_program() -> None:
+    assert ROWS.keys() == describe().keys()
+    for code, rows in ROWS.items():
+        expected = [verdict for _, verdict, _ in rows]
+        # The mended form of the first row is the second one.
+        assert expected[0] in {"fault", DEPENDS}, code
+        assert expected[1] == NOTHING, code
