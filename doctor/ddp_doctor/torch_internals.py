@@ -1,4 +1,4 @@
-"""Private parts of torch and Python, each with its test in tests/test_doctor_internals.py.
+"""Private parts of torch and Python, each with its test in tests/test_probes.py.
 
 1. `LoaderIndices`, `watch_indices`: the index lists that a DataLoader's iterator takes, also those that it gives to
    its workers before it is returned. `test_the_indices_of_a_loader_are_seen`.
