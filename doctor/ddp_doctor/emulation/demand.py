@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from ddp_doctor.emulation.torch_internals import LIBRARY, lazy_init, replace_lazy_init
-from ddp_doctor.probes.wrap import wrap
+from ddp_doctor.emulation.process_groups import LIBRARY
+from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec
 
@@ -55,13 +55,8 @@ def watch(folder: Path, spec: Spec) -> None:
 
     for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         wrap(module, "start_processes", start)
-    original = lazy_init()
-
-    def initialize() -> None:
-        (folder / _NEEDED).touch()
-        original()
-
-    replace_lazy_init(initialize)
+    # What each use of CUDA calls first.
+    before(torch.cuda, "_lazy_init", (folder / _NEEDED).touch)
 
 
 def tried_gpu(runs: Iterable[Run]) -> bool:

@@ -4,38 +4,39 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import device_mesh
+from torch.distributed.nn.functional import all_reduce
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from ddp_doctor.emulation.devices import in_memory, replaced
-from ddp_doctor.emulation.torch_internals import LIBRARY, skip_check_of_synchronized_norm
-from ddp_doctor.probes.wrap import wrap_everywhere
+from ddp_doctor.emulation.tensors import in_memory
+from ddp_doctor.probes.wrap import wrap, wrap_everywhere
+
+# Calls from this folder are torch's own.
+LIBRARY = str(Path(torch.__file__).parent)
+# The backends that the program has named, by the group.
+_named: dict[int, str] = {}
 
 
 def install_process_groups() -> None:
     """Replaces the functions that make groups, and those that gloo supports only in part."""
     for name in ("init_process_group", "new_group", "split_group", "new_subgroups", "new_subgroups_by_enumeration"):
-        if original := getattr(dist, name, None):
-            wrap_everywhere(name, original, _make)
+        wrap_everywhere(name, getattr(dist, name), _make)
     wrap_everywhere("get_backend", dist.get_backend, _backend)
     wrap_everywhere("is_nccl_available", dist.is_nccl_available, lambda original: True)
     wrap_everywhere("all_gather_into_tensor", dist.all_gather_into_tensor, _gather)
-    wrap_everywhere("all_to_all", dist.all_to_all, _all_to_all)
-    from torch.distributed import device_mesh
-
-    replaced(device_mesh.DeviceMesh, "__init__", _make_mesh)
-    replaced(nn.parallel.DistributedDataParallel, "__init__", _ddp)
-    replaced(nn.DataParallel, "__init__", _data_parallel)
-    skip_check_of_synchronized_norm()
-    # Its own forward pass needs a GPU.
-    setattr(nn.SyncBatchNorm, "forward", _normalize)  # noqa: B010
-
-
-# The backends that the program has named, by the group.
-_named: dict[int, str] = {}
+    wrap(device_mesh.DeviceMesh, "__init__", _make_mesh)
+    ddp: Any = nn.parallel.DistributedDataParallel
+    wrap(ddp, "__init__", _wrap_model)
+    # The parameters are in the memory of the CPU.
+    ddp._passing_sync_batchnorm_handle = lambda self, module: None
+    wrap(nn.DataParallel, "__init__", _wrap_alone)
+    wrap(nn.SyncBatchNorm, "forward", _normalize)
 
 
 def _make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -59,89 +60,49 @@ def _backend(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if sys._getframe(2).f_code.co_filename.startswith(LIBRARY):
         return found
     group = args[0] if args else kwargs.get("group")
-    named = _named.get(id(group), _named.get(0, "nccl"))
-    return "nccl" if "nccl" in named else found
+    return "nccl" if "nccl" in _named.get(id(group), _named.get(0, "nccl")) else found
 
 
 def _gather(original: Callable[..., Any], output: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     return original(output.view(-1), tensor.contiguous().view(-1), *args, **kwargs)
 
 
-def _all_to_all(
-    original: Callable[..., Any], outputs: Any, inputs: Any, group: Any = None, async_op: bool = False
-) -> Any:
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    own = dist.get_rank(group)
-    works = [dist.isend(tensor, ranks[number], group) for number, tensor in enumerate(inputs) if number != own]
-    works += [dist.irecv(tensor, ranks[number], group) for number, tensor in enumerate(outputs) if number != own]
-    outputs[own].copy_(inputs[own])
-    for work in works:
-        if work is not None:
-            work.wait()
-    return None
+def _make_mesh(original: Callable[..., Any], self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    original(self, str(in_memory(device_type)), *args, **kwargs)
 
 
-def _make_mesh(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        original(self, str(in_memory(device_type)), *args, **kwargs)
-
-    return make
-
-
-def _ddp(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make(
-        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        original(self, module, None, None, *args, **kwargs)
-
-    return make
+def _wrap_model(
+    original: Callable[..., Any],
+    self: Any,
+    module: Any,
+    device_ids: Any = None,
+    output_device: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    original(self, module, None, None, *args, **kwargs)
 
 
-def _data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
-        # One device: the batch is not scattered.
-        original(self, module, [0], None, dim)
-        self.device_ids = []
-
-    return make
+def _wrap_alone(original: Callable[..., Any], self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    # One device: the batch is not scattered.
+    original(self, module, [0])
+    self.device_ids = []
 
 
-class _Sum(torch.autograd.Function):
-    """The sum over the ranks of a group, through which gradients flow."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
-        """Sums the values."""
-        ctx.group, total = group, tensor.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Sums the gradients."""
-        return _sum(gradients[0], ctx.group), None
-
-
-def _normalize(self: Any, x: torch.Tensor) -> torch.Tensor:
+def _normalize(original: Callable[..., Any], self: Any, x: torch.Tensor) -> torch.Tensor:
     """Normalizes each channel of [samples of this rank, channels, ...] with the statistics of all ranks."""
-    uses_batch = self.training or self.running_mean is None
-    if not (self.training and dist.is_initialized() and dist.get_world_size(self.process_group) > 1):
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        means, variances = self.running_mean, self.running_var
-        return nn.functional.batch_norm(
-            x, means, variances, self.weight, self.bias, uses_batch, _factor(self), self.eps
-        )
+    group = self.process_group if self.process_group is not None or not dist.is_initialized() else dist.group.WORLD
+    if not self.training or group is None or dist.get_world_size(group) == 1:
+        return _BatchNorm.forward(self, x)
     axes, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
     wide = x if x.dtype == torch.float64 else x.float()
-    group = self.process_group if self.process_group is not None else dist.group.WORLD
-    count = _sum(wide.new_tensor([x.numel() / x.shape[1]]), group).detach()
-    mean = _sum(wide.sum(axes), group) / count
+    count = all_reduce(wide.new_tensor([x.numel() / x.shape[1]]), group=group).detach()
+    mean = all_reduce(wide.sum(axes), group=group) / count
     centered = wide - mean.view(shape)
-    variance = _sum(centered.square().sum(axes), group) / count
-    if self.track_running_stats and self.running_mean is not None:
+    variance = all_reduce(centered.square().sum(axes), group=group) / count
+    if self.track_running_stats:
         self.num_batches_tracked.add_(1)
-        factor = _factor(self)
+        factor = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
         with torch.no_grad():
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
             self.running_var.lerp_((variance * count / (count - 1)).to(self.running_var.dtype), factor)
@@ -149,15 +110,3 @@ def _normalize(self: Any, x: torch.Tensor) -> torch.Tensor:
     if self.affine:
         normal = normal * self.weight.view(shape) + self.bias.view(shape)
     return normal.to(x.dtype)
-
-
-def _sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    total: torch.Tensor = _Sum.apply(tensor, group)
-    return total
-
-
-def _factor(norm: Any) -> float:
-    """Returns the weight of the newest batch in the running statistics."""
-    if norm.momentum is not None:
-        return float(norm.momentum)
-    return 1.0 / float(norm.num_batches_tracked) if norm.track_running_stats else 0.0
