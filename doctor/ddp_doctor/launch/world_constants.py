@@ -1,4 +1,7 @@
-"""Numbers of a program that are its number of ranks: changed where the doctor runs another number of them."""
+"""Numbers of a program that are its number of ranks: changed where the doctor runs another number of them.
+
+Programs keep this number in arguments, options and constants, and divide by it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _DEEPEST = 4
 
 
 def change(values: MutableMapping[Any, Any], old: int, new: int, depth: int = 0) -> None:
-    """Changes the numbers of ranks among named values, and in what these hold.
+    """Changes the numbers of ranks among named values, and in the settings that these hold.
 
     Args:
         values: The values.
@@ -36,23 +39,23 @@ def change(values: MutableMapping[Any, Any], old: int, new: int, depth: int = 0)
     for name, value in list(values.items()):
         if not isinstance(name, str) or name.startswith("__"):
             continue
-        if type(value) is int:
-            if value == old and _NAME.search(name):
-                values[name] = new
-        elif depth < _DEEPEST and isinstance(held := _held(value), MutableMapping):
+        if type(value) is int and value == old and _NAME.search(name):
+            values[name] = new
+        held = value if isinstance(value, MutableMapping) else _settings(value)
+        if depth < _DEEPEST and isinstance(held, MutableMapping):
             # An object of the user may permit no change.
             with suppress(Exception):
                 change(held, old, new, depth + 1)
 
 
-def _held(value: Any) -> Any:
-    """Returns the named values that a value holds, if it holds settings."""
-    if isinstance(value, MutableMapping):
-        return value
+def _settings(value: Any) -> Any:
+    """Returns the attributes of options and of objects of the user's classes."""
     if isinstance(value, type | ModuleType) or callable(value):
         return None
-    own = isinstance(value, argparse.Namespace) or is_dataclass(value)
-    return getattr(value, "__dict__", None) if own or _is_of_user(sys.modules.get(type(value).__module__)) else None
+    module = sys.modules.get(type(value).__module__)
+    if isinstance(value, argparse.Namespace) or is_dataclass(value) or _is_of_user(module):
+        return getattr(value, "__dict__", None)
+    return None
 
 
 def _is_of_user(module: Any) -> bool:
@@ -61,30 +64,22 @@ def _is_of_user(module: Any) -> bool:
 
 def changed_arguments(function: Any, args: tuple[Any, ...], old: int, new: int) -> tuple[Any, ...]:
     """Returns the arguments of a function that each process is started with, after its rank."""
-    names = [str(place) for place in range(len(args))]
-    with suppress(TypeError, ValueError):
-        known = list(inspect.signature(function).parameters)[1 : len(args) + 1]
-        names[: len(known)] = known
-    values = dict(zip(names, args, strict=True))
-    same = [name for name, value in values.items() if type(value) is int and value == old]
-    if len(same) == 1 and not any(map(_NAME.search, names)):
-        # The name says nothing, but no other argument can be it.
-        values[same[0]] = new
+    names = [*inspect.signature(function).parameters][1:]
+    values = {names[place] if place < len(names) else str(place): value for place, value in enumerate(args)}
     change(values, old, new)
     return tuple(values.values())
 
 
 def change_program(old: int, new: int) -> None:
     """Changes the numbers in the frames that are running, and in the modules of the user."""
-    # A spawned process runs functions whose globals are a copy of those of the module.
-    spaces = [vars(module) for module in list(sys.modules.values()) if _is_of_user(module)]
     for frame in user_frames():
-        spaces.append(frame.f_globals)
+        # A spawned process runs functions whose globals are a copy of those of the module.
+        change(frame.f_globals, old, new)
         if frame.f_code.co_name != "<module>":
             change(frame.f_locals, old, new)
             write_locals(frame)
-    for space in spaces:
-        change(space, old, new)
+    for module in filter(_is_of_user, list(sys.modules.values())):
+        change(vars(module), old, new)
 
 
 def write_locals(frame: Any) -> None:
