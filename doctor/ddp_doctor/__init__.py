@@ -4,11 +4,6 @@ from ddp_doctor import examine
 
 report = examine(MyLit, MyData, devices=2)
 assert not report.faults
-
-The folders, from the bottom: `records` (what a run does and what its ranks recorded), `files` (keeps the user's files
-as they are), `probes` (observe the examined program from within), `launch` (runs it), `evidence` (compares the runs),
-`faults` (one file per fault), `output` (the report as text and as a page). `examination` runs the stages,
-and `command` is the command line.
 """
 
 from __future__ import annotations

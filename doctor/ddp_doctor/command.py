@@ -14,12 +14,9 @@ from ddp_doctor.accepted import accept_baseline, baseline_text
 from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import Report
-from ddp_doctor.flags import parse
+from ddp_doctor.flags import check_request, parse
 from ddp_doctor.output.formats import formatted
-from ddp_doctor.output.links import page_address
-from ddp_doctor.output.progress import shown_progress
 from ddp_doctor.output.terminal import print_text
-from ddp_doctor.request import check_request
 from ddp_doctor.stop import recorded_signals
 
 _OPTIONS = (
@@ -60,44 +57,47 @@ def _run(request: argparse.Namespace) -> int:
     check_request(request)
     what = request.target or request.config or shlex.join(request.command)
     # The output of a format is for a program.
-    own = request.format != "text" and not request.output
-    begun = f"The doctor runs {what} several times, with your permissions, in {Path.cwd()}. Your files do not change."
-    stream = sys.stderr if own else sys.stdout
-    print_text(begun, stream)
+    stream = sys.stdout if request.format == "text" else sys.stderr
+    place = f"with your permissions, in {Path.cwd()}"
+    print_text(f"The doctor runs {what} several times, {place}. Your files do not change.", stream)
     from ddp_doctor.examination import examine
 
+    stages: list[str] = []
+
+    def on_stage(name: str, number: int, total: int) -> None:
+        stage = f"stage {number}/{total}  {name}"
+        if stage not in stages:
+            stages.append(stage)
+            print_text(stage, stream)
+
     options = {name: getattr(request, name) for name in _OPTIONS}
-    with shown_progress(stream) as progress:
-        report = examine(request.target, request.data, on_stage=progress.begin, **options)
+    report = examine(request.target, request.data, on_stage=on_stage, **options)
     try:
-        try:
-            if request.write_baseline and report.exit_code < 2:
-                Path(request.write_baseline).write_text(baseline_text(report), encoding="utf-8")
-                report = accept_baseline(report, request.write_baseline)
-        finally:
-            print_text(formatted(report, request.format if own else "text", verbose=request.verbose))
-        _write(report, request)
+        report = _written(report, request)
     except OSError as error:
         raise InputError(f"The report cannot be written: {error}.") from error
+    finally:
+        print_text(formatted(report, request.format, verbose=request.verbose))
     return report.exit_code
 
 
-def _write(report: Report, request: argparse.Namespace) -> None:
-    """Writes the files that a request names."""
-    for path, form in ((request.output, request.format), (request.json, "json")):
-        if path:
-            Path(path).write_text(formatted(report, form, verbose=request.verbose) + "\n", encoding="utf-8")
+def _written(report: Report, request: argparse.Namespace) -> Report:
+    """Writes the files that a request names, and returns the report without the findings of a new baseline."""
+    if request.write_baseline and report.exit_code < InputError.exit_code:
+        Path(request.write_baseline).write_text(baseline_text(report), encoding="utf-8")
+        report = accept_baseline(report, request.write_baseline)
+    if request.json:
+        Path(request.json).write_text(formatted(report, "json") + "\n", encoding="utf-8")
     if request.html:
         from ddp_doctor.output.page import page_of
 
         Path(request.html).write_text(page_of(report), encoding="utf-8")
+    return report
 
 
 def explain(code: str) -> str:
-    """Returns the cause, wrong code, the fix, the threads and the page of a check."""
-    check, page = describe()[code], page_address(code)
+    """Returns the cause, wrong code, the fix and the threads of a check."""
+    check = describe()[code]
     parts = {"Wrong": check.wrong, "Fix": check.fix, "Reported in": "\n".join(check.threads)}
     blocks = [f"{title}:\n{textwrap.indent(text.rstrip(), '  ')}" for title, text in parts.items()]
-    return "\n\n".join(
-        [f"{code}  {check.title}", check.cause.rstrip(), *blocks, *([f"page      {page}"] if page else [])]
-    )
+    return "\n\n".join([f"{code}  {check.title}", check.cause.rstrip(), *blocks])

@@ -26,7 +26,6 @@ from ddp_doctor.findings import REASONS, CheckState, Finding, Report, Stage, Sta
 from ddp_doctor.launch.commands import CommandRunner
 from ddp_doctor.launch.runner import Runner, device_changes
 from ddp_doctor.records.spec import Spec, Target, target_name
-from ddp_doctor.request import check_limits
 from ddp_doctor.versions import library_versions
 
 _ORDER = list(Verdict)
@@ -94,7 +93,10 @@ def examine(
     what = Target(target_name(target), target_name(data), tuple(map(str, args)), config, tuple(command))
     if sum(map(bool, (what.name, what.config, what.command))) != 1:
         raise InputError("The doctor needs one target: a module or function, a configuration, or a command.")
-    check_limits(devices=devices, steps=steps, samples=samples, timeout=timeout)
+    limits = {"devices": (devices, 2), "steps": (steps, 2), "samples": (samples, 1), "timeout": (timeout, 1)}
+    for name, (value, least) in limits.items():
+        if not value >= least:
+            raise InputError(f"{name} must be at least {least}, but is {value}.")
     checks = choose_checks(only, skip)
     if baseline:
         read_baseline(baseline)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import os
 import shlex
 import tomllib
 from collections.abc import Sequence
@@ -32,7 +34,7 @@ _SECTION = "ddp-doctor"
 # What is said for one examination only.
 _NOT_SETTINGS = {"target", "args", "explain", "write-baseline"}
 # Files are relative to pyproject.toml.
-_FILES = {"config", "json", "html", "output", "baseline"}
+_FILES = {"config", "json", "html", "baseline"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
 
-def flags_of_doctor() -> Parser:
+def _parser() -> Parser:
     """Returns the parser of `ddp-doctor`."""
     parser = Parser("ddp-doctor", _USAGE, _ABOUT, _EXIT_CODES, allow_abbrev=False)
     parser.add_argument("target", nargs="?", default="", help=argparse.SUPPRESS)
@@ -63,7 +65,8 @@ def flags_of_doctor() -> Parser:
     data = "the LightningDataModule; not needed if the module has its own loaders"
     add("--data", metavar="TARGET", default="", help=data)
     add("--config", metavar="FILE", default="", help="a configuration of LightningCLI that names classes by class_path")
-    add("--args", metavar="WORDS", help="further arguments of a function; all words after it")
+    arguments = "further arguments of a function; all words after it"
+    add("--args", metavar="WORDS", nargs=argparse.REMAINDER, default=[], help=arguments)
     only = "codes of checks, separated by commas, or `structural` for those that need no equal numbers"
     add("--only", metavar="CODES", type=_codes, default=[], help=only)
     add("--skip", metavar="CODES", type=_codes, default=[], help="codes of checks that are not made, or `structural`")
@@ -80,7 +83,6 @@ def flags_of_doctor() -> Parser:
     add = parser.add_argument_group("the report").add_argument
     form = "what is printed: text, json, sarif, github (annotations of a workflow) or junit (default: text)"
     add("--format", metavar="NAME", choices=FORMATS, default="text", help=form)
-    add("--output", metavar="FILE", default="", help="write the report in this format to a file, and print the text")
     add("--json", metavar="FILE", default="", help="write the report to a file as JSON")
     add("--html", metavar="FILE", default="", help="write the report to a file as an HTML page")
     add("--verbose", action="store_true", help="list every check with its state and its reason")
@@ -106,30 +108,61 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     Raises:
         InputError: A flag is unknown, or its value is wrong.
     """
-    marks = (place for place, word in enumerate(words) if word == "--" or word.partition("=")[0] == "--args")
-    end = next(marks, len(words))
-    # What follows belongs to the examined code.
-    mark, rest = "".join(words[end : end + 1]), list(words[end + 1 :])
-    parser = flags_of_doctor()
-    where, settings = read_settings({name.replace("_", "-") for name in vars(parser.parse_args([]))})
+    end = words.index("--") if "--" in words else len(words)
+    parser = _parser()
+    where, settings = _settings({name.replace("_", "-") for name in vars(parser.parse_args([]))})
     try:
         defaults = parser.parse_args(settings)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
     request = parser.parse_words(words[:end], defaults)
-    request.command = rest if mark == "--" else []
-    request.args = [*mark.split("=", 1)[1:], *rest] if mark not in {"", "--"} else []
+    # What follows belongs to the examined code.
+    request.command = list(words[end + 1 :])
     return request
 
 
-def read_settings(flags: AbstractSet[str]) -> tuple[str, list[str]]:
+def check_request(request: argparse.Namespace) -> None:
+    """Raises an InputError for targets and paths that cannot work; nothing was run."""
+    if "LOCAL_RANK" in os.environ:
+        raise InputError("The doctor starts the ranks: run it without a launcher, or give the command after --.")
+    if sum(map(bool, (request.target, request.config, request.command))) != 1:
+        raise InputError("What should be examined? Name one of a target, --config FILE, and a command after --.")
+    for name in filter(None, (request.target, request.data)):
+        if not all(name.rpartition(":")[::2]):
+            raise InputError(
+                f"{name} is not a target: write package.module:name or path/to/file.py:name, or give a command after "
+                "--, such as: ddp-doctor -- torchrun --nproc-per-node 2 train.py"
+            )
+    if (request.data or request.args) and not request.target:
+        raise InputError("--data and --args belong to a LightningModule or a function.")
+    place = request.target.rpartition(":")[0]
+    for file in (place if place.endswith(".py") else "", request.config):
+        if file and not Path(file).is_file():
+            raise InputError(f"There is no file {file}.")
+    _check_script(request.command)
+    for name in ("json", "html", "write_baseline"):
+        path = getattr(request, name)
+        # Otherwise, the report would be lost after minutes.
+        if path and (Path(path).is_dir() or not os.access(Path(path).parent, os.W_OK)):
+            raise InputError(f"--{name.replace('_', '-')} {path}: this file cannot be written.")
+
+
+def _check_script(command: Sequence[str]) -> None:
+    """Rejects a script that Python cannot read, which torchrun says before a long text about its processes."""
+    script = next((word for word in command if word.endswith(".py")), "")
+    if not script or command[0] not in {"python", "python3", "torchrun"} or {"-m", "-c", "--no-python"} & {*command}:
+        return
+    try:
+        ast.parse(Path(script).read_bytes(), script)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"{script} cannot be run: {error}") from error
+
+
+def _settings(flags: AbstractSet[str]) -> tuple[str, list[str]]:
     """Returns the nearest `pyproject.toml` that has the section, and its keys as words of a command line.
 
     Args:
         flags: The flags of the command, such as `devices`.
-
-    Raises:
-        InputError: The file is no TOML, or the section has an unknown key.
     """
     for path in (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents)):
         if path.is_file():

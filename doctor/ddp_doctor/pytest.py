@@ -31,9 +31,7 @@ from ddp_doctor.findings import Report
 from ddp_doctor.output.terminal import report_text
 
 
-def examine_command(
-    command: str | Sequence[str], *, devices: int = 2, cwd: str | os.PathLike[str] = ".", **options: Any
-) -> Report:
+def examine_command(command: str | Sequence[str], *, cwd: str | os.PathLike[str] = ".", **options: Any) -> Report:
     """Examines a command, and fails the test if it has a fault.
 
     In a test of a project with a training script:
@@ -42,22 +40,18 @@ def examine_command(
 
     Args:
         command: The command as one text or as its words. Programs of the environment that runs the test come first.
-        devices: Number of ranks.
         cwd: The folder in which it runs.
-        options: Further arguments of `ddp_doctor.examine`.
+        options: Further arguments of `ddp_doctor.examine`, such as `devices`.
 
     Returns:
         The report, such as for `assert report.comparison.made`.
-
-    Raises:
-        pytest.fail.Exception: The doctor found a fault, a rank was lost, or the command is rejected.
     """
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     own = Path(sys.executable).with_name(words[0]) if words else Path()
     if words and os.sep not in words[0] and own.is_file():
         words[0] = str(own)
     with contextlib.chdir(cwd):
-        return _examined(command=words, devices=devices, **options)
+        return _examined(command=words, **options)
 
 
 def _examined(target: str = "", **options: Any) -> Report:
@@ -87,10 +81,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if marker is None:
         return None
     if pyfuncitem.cls is not None or pyfuncitem.fixturenames or pyfuncitem.originalname != pyfuncitem.name:
-        pytest.fail(
-            "The marker ddp_doctor is for functions without fixtures, parameters and classes: the ranks import "
-            "them by their name.",
-            pytrace=False,
-        )
+        needs = "functions without fixtures, parameters and classes: the ranks import them by their name"
+        pytest.fail(f"The marker ddp_doctor is for {needs}.", pytrace=False)
     _examined(f"{pyfuncitem.path}:{pyfuncitem.name}", *marker.args, **marker.kwargs)
     return True

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 BEGIN = 240
 
 
-def main(fault: str, steps: int, folder: str) -> None:
+def main(fault: str, steps: int) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
@@ -24,18 +24,12 @@ def main(fault: str, steps: int, folder: str) -> None:
     data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
     net = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2))
     model = DistributedDataParallel(net)
-    if folder:
-        from ddp_doctor.watch import watch
-
-        watch(folder, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sampler = DistributedSampler(data)
     workers = int(os.environ.get("WORKERS", "0"))
-    if fault == "samples":
-        loader = DataLoader(data, 20, shuffle=True, num_workers=workers)
-    else:
-        loader = DataLoader(data, 20, sampler=sampler, num_workers=workers)
-    torch.manual_seed(0 if fault == "random" else rank)
+    shared = fault == "samples"
+    loader = DataLoader(data, 20, shuffle=shared, sampler=None if shared else sampler, num_workers=workers)
+    torch.manual_seed(rank)
     step = epoch = 0
     while step < steps:
         if fault != "order":
@@ -65,11 +59,9 @@ def main(fault: str, steps: int, folder: str) -> None:
 def disturb(fault: str, step: int, rank: int, net: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
     if fault == "weights" and step == BEGIN and rank == 1:
         net[0].weight.grad.mul_(1.001)
-    if fault == "gradient":
-        net[4].bias.grad = None
     if fault == "lr" and step == BEGIN and rank == 1:
         optimizer.param_groups[0]["lr"] *= 2
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,1 +1,1 @@
-"""The report as text for a terminal and as a page."""
+"""The report as text for a terminal, as a page, and for other programs."""

@@ -8,19 +8,16 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 
 from ddp_doctor.faults import describe
-from ddp_doctor.findings import Report, State, Verdict
-from ddp_doctor.findings import Comparison
-from ddp_doctor.output.links import page_address
+from ddp_doctor.findings import Comparison, Report, Verdict
 from ddp_doctor.output.terminal import (
-    LIMITS,
-    NOT_MADE,
+    STATES,
     by_reason,
     counts,
-    emulation_text,
     facts,
-    files_text,
     headline,
+    outputs,
     plain,
+    remarks,
     safe,
     verdict,
 )
@@ -31,8 +28,6 @@ _TITLES = {
     Verdict.UNCLEAR: "Unclear",
     Verdict.NOTE: "Notes",
 }
-# Keeps a number and its unit on one line.
-_SPACE = "\u00a0"
 # The drawing is as wide as a telephone, so that its text is legible there: its left, right, upper and lower end.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 330, 12, 150
 # Exponents of its axis: below is rounding of 64 bits, above nothing is right.
@@ -41,7 +36,6 @@ _LEAST, _MOST = -17, 1
 
 def page_of(report: Report) -> str:
     """Returns the page."""
-    big, _, words = verdict(report).partition(" ")
     environment = Environment(
         loader=PackageLoader("ddp_doctor.output"),
         autoescape=True,
@@ -49,35 +43,22 @@ def page_of(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(plural=_plural, duration=_duration)
     groups = {title: report.of(kind) for kind, title in _TITLES.items()}
-    states = {state.value.capitalize(): by_reason(report.ended(state)) for state in (*NOT_MADE, State.MADE)}
+    states = {state.value.capitalize(): by_reason(report, state) for state in STATES}
     return environment.get_template("report.html.jinja").render(
         report=report,
         curve=curve_of(report.comparison),
-        headline=(big, words, report.exit_code != 0),
-        # The large words say the rest.
-        sentence=headline(report) if headline(report) != f"{verdict(report)}." else "",
+        verdict=verdict(report).partition(" "),
+        headline=headline(report),
         counts=counts(report),
         groups={title: found for title, found in groups.items() if found},
         states={title: rows for title, rows in states.items() if rows},
-        outputs=[text.rstrip() for text in (report.hang, report.error) if text],
+        outputs=outputs(report).values(),
         checks=describe(),
-        page_address=page_address,
         facts=facts,
         plain=plain,
-        limits=LIMITS,
-        files=[*emulation_text(report), *files_text(report.files)],
+        remarks=remarks(report),
     )
-
-
-def _plural(value: int, word: str) -> str:
-    return f"{value}{_SPACE}{word}{'' if value == 1 else 's'}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}{_SPACE}min{_SPACE}{rest:02d}{_SPACE}s" if minutes else f"{seconds:.1f}{_SPACE}s"
 
 
 def curve_of(comparison: Comparison | None) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -14,15 +13,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ddp_doctor.errors import InputError
-from ddp_doctor.findings import Report, Verdict
+from ddp_doctor.findings import Finding, Report
 from ddp_doctor.flags import Parser
 from ddp_doctor.output.terminal import print_text
-from ddp_doctor.watch.comparison import Comparison, said
+from ddp_doctor.watch.comparison import Comparison
 
 _SITE = Path(__file__).parents[1] / "launch" / "site"
 _ABOUT = """\
 Runs a training command as it is, for its whole length, and compares its ranks while it runs: weights, learning rates,
-modes, random numbers, gradients, and which samples they take. It never ends or changes the run."""
+modes, and which samples they take. It never ends or changes the run."""
 _EXIT_CODES = """\
 exit codes: that of the command; if it is 0, 1 for a fault. 2: the input is rejected, and nothing was run"""
 
@@ -38,79 +37,75 @@ def main(words: Sequence[str]) -> int:
     """
     mark = words.index("--") if "--" in words else len(words)
     parser = Parser("ddp-doctor watch", "ddp-doctor watch [FLAGS] -- COMMAND", _ABOUT, _EXIT_CODES, allow_abbrev=False)
-    every = "optimizer steps between two records, at least (default: 10)"
-    parser.add_argument("--every", metavar="N", type=int, default=10, help=every)
     records = "keep the records of the ranks and the report watch.json in a folder, which all machines of a run see"
     parser.add_argument("--records", metavar="FOLDER", help=records)
     request, command = parser.parse_words(words[:mark]), list(words[mark + 1 :])
     if not command:
         parser.error("the command that trains is missing: ddp-doctor watch -- torchrun --nproc-per-node 2 train.py")
-    if request.every < 1:
-        parser.error(f"--every {request.every}: at least one step lies between two records")
     with ExitStack() as stack:
         if request.records is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddp-doctor-watch-")))
         else:
             folder = _new_folder(Path(request.records).absolute())
-        comparison = Comparison(folder, lambda finding: print_text(said(finding), sys.stderr))
-        code = _run(command, folder, request.every, comparison)
+        comparison = Comparison(folder, _tell)
+        code = _run(command, folder, comparison)
         report = comparison.finish()
     print_text(f"ddp-doctor watch: {shlex.join(command)}: {_summary(comparison, report)}", sys.stderr)
     return code or report.exit_code
 
 
 def _new_folder(folder: Path) -> Path:
-    if any(folder.glob("rank*.jsonl")):
-        raise InputError(f"--records {folder}: the folder has the records of another run; name a new one.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise InputError(f"--records {folder}: {error.strerror}.") from error
+    if any(folder.glob("rank*.jsonl")):
+        raise InputError(f"--records {folder}: the folder has the records of another run; name a new one.")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"--records {folder}: the folder cannot be written.")
     return folder
 
 
-def _run(command: list[str], folder: Path, every: int, comparison: Comparison) -> int:
+def _tell(finding: Finding) -> None:
+    print_text(f"ddp-doctor watch: {finding.verdict.value}: {finding.code}: {finding.message}", sys.stderr)
+
+
+def _run(command: list[str], folder: Path, comparison: Comparison) -> int:
     """Runs a command, passes signals on to it, and returns its exit code."""
     path = os.pathsep.join([str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    watched = {"DDP_DOCTOR_WATCH": json.dumps([str(folder), every]), "PYTHONPATH": path}
     if command[0] in {"python", "python3"}:
         # The interpreter that has this package.
         command = [sys.executable, *command[1:]]
-    process: subprocess.Popen[bytes] | None = None
-    early: list[int] = []  # received before there is a process
-
-    def pass_on(signum: int, _: object) -> None:
-        early.append(signum) if process is None else process.send_signal(signum)
-
+    received: list[int] = []
     for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         # nohup ignores SIGHUP.
         if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, pass_on)
+            signal.signal(signum, lambda number, _: received.append(number))
     # That of the keyboard reaches the process anyway.
     signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        process = subprocess.Popen(command, env={**os.environ, **watched})
+        process = subprocess.Popen(command, env={**os.environ, "DDP_DOCTOR_WATCH": str(folder), "PYTHONPATH": path})
     except OSError as error:
         raise InputError(f"{command[0]}: {error.strerror}.") from error
-    for signum in early:
-        process.send_signal(signum)
     while True:
         try:
-            code = process.wait(timeout=1.0)
+            code = process.wait(timeout=0.2)
             return 128 - code if code < 0 else code
         except subprocess.TimeoutExpired:
+            while received:
+                process.send_signal(received.pop(0))
             comparison.read()
 
 
 def _summary(comparison: Comparison, report: Report) -> str:
-    ends = comparison.ends
-    share = max((end["share"] for end in ends.values()), default=0.0)
-    faults = "; ".join(f"{finding.code} {finding.message}" for finding in report.of(Verdict.FAULT))
-    text = (
+    """Returns what was compared and found, in one line."""
+    share = max((end["share"] for end in comparison.ends.values()), default=0.0)
+    found = "; ".join(f"{finding.code} {finding.message}" for finding in report.faults)
+    parts = [
         f"{len(comparison.last)} ranks were compared {comparison.compared} times in "
         f"{max(comparison.last.values(), default=0)} optimizer steps ({share:.1%} of the time): "
-        f"{faults or ('no fault was seen' if comparison.compared else 'nothing was compared')}."
-    )
-    stopped = [f"The watch of rank {rank} ended early: {end['end']}." for rank, end in ends.items() if end["end"]]
-    return " ".join([text, *stopped])
+        f"{found or ('no fault was seen' if comparison.compared else 'nothing was compared')}."
+    ]
+    for rank, end in comparison.ends.items():
+        parts += [f"The watch of rank {rank} ended early: {end['end']}."] if end["end"] else []
+    return " ".join(parts)

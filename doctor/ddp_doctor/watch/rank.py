@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
-import hashlib
 import json
 import os
 import time
-import warnings
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,13 +20,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from ddp_doctor.findings import Finding
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.torch_internals import on_indices
-from ddp_doctor.watch.comparison import Comparison, said
 from ddp_doctor.watch.samples import Epoch, Samples
 
-EVERY = 10
+# Optimizer steps between two records, at least.
+_EVERY = 10
 # Share of the run's time that the watch may take: the distance between records doubles while it takes more.
 _SHARE = 0.01
 # Numbers of a record for the weights.
@@ -37,68 +33,23 @@ MOST_GROUPS = 256
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def watch(folder: str | Path, model: nn.Module | None = None, every: int = EVERY) -> Watch:
-    """Watches this process from now on; every rank calls it, with one folder.
-
-    Args:
-        folder: A folder that all ranks see. It is made if needed; records of an earlier run in it are replaced.
-        model: The model, for the names of its parameters and its mode. A DistributedDataParallel that is made later is
-            found without it.
-        every: Optimizer steps between two records, at least.
-
-    Returns:
-        The watch. `close()` ends it; otherwise it ends with the process. Rank 0 writes `folder/watch.json`.
-    """
-    found = Watch(Path(folder), every, compares=True)
-    found.models += [] if model is None else [model]
-    found.install()
-    return found
-
-
-def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets an error end the watch, not the run."""
-
-    @wraps(method)
-    def call(self: Watch, *args: Any) -> Any:
-        if self.ended or os.getpid() != self.owner:
-            return None
-        begun = time.perf_counter()
-        try:
-            return method(self, *args)
-        except Exception as error:
-            return self.end(f"{type(error).__name__}: {error}")
-        finally:
-            self.spent += time.perf_counter() - begun
-
-    return call
-
-
 class Watch:
-    """Records the state of one rank.
+    """Records the state of one rank. An error ends the watch, not the run.
 
     Args:
         folder: Where the ranks write their records.
-        every: Optimizer steps between two records, at first.
-        compares: Whether rank 0 compares the records.
-
-    Attributes:
-        models: The models whose mode is recorded.
-        owner: The process that is watched.
-        ended: Whether it records nothing more.
-        spent: Seconds that it took.
     """
 
-    def __init__(self, folder: Path, every: int = EVERY, *, compares: bool = False) -> None:
-        self.folder, self.every, self.compares = folder, max(1, every), compares
-        self.models: list[nn.Module] = []
-        self.owner, self.ended, self.spent = os.getpid(), False, 0.0
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._every = folder, _EVERY
+        self._models: list[nn.Module] = []
         self._samples = Samples()
-        self._begun = time.perf_counter()
+        self._beginning: Epoch | None = None
+        self._begun, self._spent, self._ended = time.perf_counter(), 0.0, False
         self._file: TextIO | None = None
         self._steps: dict[Optimizer, int] = {}
-        self._stepping: list[Optimizer] = []
+        self._stepping: Optimizer | None = None
         self._waiting: tuple[dict[str, Any], torch.Tensor, torch.cuda.Event] | None = None
-        self._comparison: Comparison | None = None
         self._averages = False
 
     def install(self) -> None:
@@ -111,106 +62,88 @@ class Watch:
         on_indices(self._on_indices, self._samples.on_batch)
         os.register_at_fork(after_in_child=self._on_fork)
 
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Counts the seconds of the body, and lets an error in it end the watch."""
+        begun = time.perf_counter()
+        try:
+            yield
+        except Exception as error:
+            self._end(f"{type(error).__name__}: {error}")
+        finally:
+            self._spent += time.perf_counter() - begun
+
     def _on_fork(self) -> None:
         # A launcher that forks its ranks has taken no step; the workers of a loader take none.
-        self.owner, self.ended = os.getpid(), self.ended or self._file is not None
+        self._ended |= self._file is not None
 
     def _on_ddp(self, original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
         original(model, *args, **kwargs)
-        self.models.append(model)
+        self._models.append(model)
 
     def _on_averager(self, *_: Any, **__: Any) -> None:
-        # The weights differ between two averages.
         self._averages = True
 
     def _on_loader(self, original: Callable[..., Any], loader: Any) -> Any:
-        epoch: Epoch | None = self._begin_epoch(loader)
+        with self._guard():
+            self._beginning = None if self._ended else self._samples.begin(loader)
+        epoch = self._beginning
         try:
             # Workers get their first batches before the iterator is returned.
             iterator = original(loader)
         finally:
-            self._samples.beginning = None
+            self._beginning = None
         iterator.watch_epoch = epoch
         return iterator
 
-    @_guarded
-    def _begin_epoch(self, loader: Any) -> Epoch:
-        return self._samples.begin(loader)
-
-    @_guarded
     def _on_indices(self, iterator: Any, indices: list[int]) -> None:
-        self._samples.on_indices(iterator, indices)
-
-    def close(self) -> None:
-        """Ends the watch; a second call does nothing."""
-        if not self.ended and os.getpid() == self.owner:
-            self.end("")
-
-    def end(self, why: str) -> None:
-        """Ends the watch, and says why if that was not asked for."""
-        self.ended = True
-        try:
-            self._write_waiting()
-            if self._file is not None:
-                share = self.spent / (time.perf_counter() - self._begun)
-                self._write({"end": why, "steps": [*self._steps.values()], "share": share, **self._samples.taken()})
-                self._file.close()
-            if self._comparison is not None:
-                self._comparison.finish()
-        except (OSError, ValueError, RuntimeError):
-            return  # The run is worth more than its watch.
+        epoch: Epoch | None = self._beginning or getattr(iterator, "watch_epoch", None)
+        if epoch is not None and not self._ended:
+            with self._guard():
+                epoch.take(indices)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # A step inside that of another optimizer is a part of it: a sharded optimizer has one with its own shard.
-        if optimizer in self._stepping:
-            # Its last step raised an exception.
-            self._stepping.clear()
-        self._stepping.append(optimizer)
-        if len(self._stepping) == 1:
-            self._observe(optimizer)
+        if self._stepping in {None, optimizer} and not self._ended:
+            self._stepping = optimizer
+            with self._guard():
+                self._observe(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._stepping:
-            self._stepping.pop()
+        if self._stepping is optimizer:
+            self._stepping = None
 
-    @_guarded
     def _observe(self, optimizer: Optimizer) -> None:
         # Before the step: a program that averages the weights after each step has done so.
         step = self._steps.setdefault(optimizer, 0)
         number = list(self._steps).index(optimizer)
         if number == 0:
             self._samples.on_step()
-        if step % self.every == 0:
+        if step % self._every == 0:
             self._record(optimizer, number, step)
-            if self.spent > _SHARE * (time.perf_counter() - self._begun) and step >= 10 * self.every:
-                self.every *= 2
+            if self._spent > _SHARE * (time.perf_counter() - self._begun) and step >= 10 * self._every:
+                self._every *= 2
         self._steps[optimizer] += 1
 
     def _record(self, optimizer: Optimizer, number: int, step: int) -> None:
         self._write_waiting()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         whole = [parameter for parameter in parameters if is_whole(parameter)]
-        trained = [place for place, parameter in enumerate(parameters) if parameter.requires_grad and parameter.is_leaf]
-        lost = [place for place in trained if parameters[place].grad is None]
         record: dict[str, Any] = {
             "optimizer": number,
             "step": step,
             "lr": [float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
-            # Gradients that are cleared within the step are not lost ones.
-            "lost": lost if len(lost) < len(parameters) else [],
-            "random": _generators(),
-            "averaged": self._averages,
-            "eval": any(not any(module.training for module in model.modules()) for model in self.models),
-            **self._samples.taken(),
+            "eval": any(not any(module.training for module in model.modules()) for model in self._models),
+            "epochs": self._samples.news(),
         }
         if step == 0:
-            models = [model.named_parameters() for model in self.models]
+            models = [model.named_parameters() for model in self._models]
             names = {id(parameter): name.removeprefix("module.") for model in models for name, parameter in model}
             record["names"] = [names.get(id(parameter), f"parameter {n}") for n, parameter in enumerate(parameters)]
-            record["wrapped"] = any(isinstance(model, DistributedDataParallel) for model in self.models)
-            record["sharded"] = len(whole) < len(parameters)
+            record["wrapped"], record["sharded"] = bool(self._models), len(whole) < len(parameters)
             record["group"] = group_size(len(whole))
-        if not whole or len({parameter.device for parameter in whole}) > 1:
+        if self._averages or len({parameter.device for parameter in whole}) != 1:
+            # Weights that are averaged from time to time differ, and digests are of one device.
             self._write(record)
             return
         found = digests(whole)
@@ -231,22 +164,26 @@ class Watch:
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is None:
             rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK") or 0)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # At its end, a process of multiprocessing calls the one, and every other process calls the other.
-            atexit.register(self.close)
-            util.Finalize(None, self.close, exitpriority=100)
+            # Unlike those of atexit, it is also called at the end of a process of multiprocessing.
+            util.Finalize(None, self._close, exitpriority=100)
             self._file = (self.folder / f"rank{rank}.jsonl").open("w", encoding="utf-8")
-            if self.compares and rank == 0:
-                ranks = dist.get_world_size() if dist.is_initialized() else 1
-                self._comparison = Comparison(self.folder, _warn, ranks)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
-        if self._comparison is not None and not self.ended:
-            self._comparison.read()
 
+    def _close(self) -> None:
+        if not self._ended:
+            self._end("")
 
-def _warn(finding: Finding) -> None:
-    warnings.warn(said(finding), stacklevel=2)
+    def _end(self, why: str) -> None:
+        """Ends the watch, and says why if the process goes on. The run is worth more than its watch."""
+        self._ended = True
+        with suppress(OSError, ValueError, RuntimeError):
+            self._write_waiting()
+            if self._file is not None:
+                share = self._spent / (time.perf_counter() - self._begun)
+                epochs = self._samples.news()
+                self._write({"end": why, "steps": [*self._steps.values()], "share": share, "epochs": epochs})
+                self._file.close()
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
@@ -276,11 +213,3 @@ def digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def group_size(tensors: int) -> int:
     """Returns how many neighbours share a digest."""
     return max(1, -(-tensors // MOST_GROUPS))
-
-
-def _generators() -> str:
-    """Returns a digest of the states of torch's generators of the CPU and of the current GPU."""
-    state = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
-    if torch.cuda.is_initialized():
-        state.update(torch.cuda.get_rng_state().numpy().tobytes())
-    return state.hexdigest()[:16]

@@ -53,7 +53,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
         if os.environ.get("DDP_DOCTOR_WATCH"):
-            _watch(*json.loads(os.environ["DDP_DOCTOR_WATCH"]))
+            _watch(os.environ["DDP_DOCTOR_WATCH"])
             return
         if importlib.util.find_spec("ddp_doctor") is None:
             _report_missing("ddp_doctor")
@@ -62,14 +62,14 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         observe(Path(os.environ["DDP_DOCTOR_RUN"]))
 
 
-def _watch(folder: str, every: int) -> None:
+def _watch(folder: str) -> None:
     """Watches this process; a process in which that fails runs unwatched."""
     package = str(Path(__file__).parents[3])
     sys.path.append(package)
     try:
         from ddp_doctor.watch.rank import Watch
 
-        Watch(Path(folder), every).install()
+        Watch(Path(folder)).install()
     except Exception as error:
         print(f"ddp-doctor watch: this process is not watched: {error}", file=sys.stderr)
     finally:
