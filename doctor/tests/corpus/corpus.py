@@ -1,9 +1,8 @@
 """Examines public programs, unchanged, and writes the table of docs/corpus.md.
 
 python tests/corpus/corpus.py                    all; clones each repository, which needs a network
-python tests/corpus/corpus.py mnist imagenet     by names, or words in them; other results are kept
+python tests/corpus/corpus.py mnist imagenet     those whose names contain a word; other results are kept
 python tests/corpus/corpus.py --checkouts DIR    takes the repositories from DIR/OWNER+NAME
-python tests/corpus/corpus.py --table            writes the table of the kept results only
 """
 
 from __future__ import annotations
@@ -11,165 +10,225 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
+import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-from corpus_page import write_table
-from public_programs import HERE, STAND_INS, Program, check_out, load, prepare
+import yaml
+from data_recipes import RECIPES
 
-ROOT = HERE.parents[1]
-# Seconds for an examination, whatever its own limits are.
-LIMIT = 1800
-# The imports of some recipes are not safe in threads.
-_PREPARING = Lock()
+HERE = Path(__file__).parent
+ROOT, STAND_INS = HERE.parents[1], HERE / "stand_ins"
+PAGE, WORK = ROOT / "docs" / "corpus.md", ROOT / "build" / "corpus"
+BEGIN, END = "<!-- corpus -->\n", "<!-- end of corpus -->\n"
+# Seconds for an examination, and for a run of it.
+LIMIT, HUNG = 1800, 200
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A public program.
+
+    Attributes:
+        name: Short name.
+        repository: Its repository on GitHub, as OWNER/NAME.
+        commit: The commit that was examined.
+        command: What starts it, in the shell's words.
+        folder: The folder of the repository in which the command runs.
+        data: Recipes by path: what was generated for it.
+        needs: What was needed, in words.
+        environment: Environment variables; `{root}` is its folder.
+        gpu: Whether it wants GPUs, which are emulated.
+        stand_ins: Whether names that libraries have removed are restored.
+        packages: Packages that it imports beyond those of this project.
+        isolated: Packages of versions of their own, as requirements.
+        faults: Codes of the faults that are expected.
+        judgement: For each fault that is reported, whether it is one, and why.
+        not_compared: Why the comparison with one process is not expected; empty if it is.
+    """
+
+    name: str
+    repository: str
+    commit: str
+    command: str
+    folder: str = ""
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)
+    needs: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    gpu: bool = True
+    stand_ins: bool = False
+    packages: tuple[str, ...] = ()
+    isolated: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    judgement: dict[str, str] = field(default_factory=dict)
+    not_compared: str = ""
+
+
+def load() -> list[Program]:
+    """Returns the programs of programs.yaml."""
+    content = yaml.safe_load((HERE / "programs.yaml").read_text())
+    return [Program(**line, commit=content["commits"][line["repository"]]) for line in content["programs"]]
 
 
 def main() -> int:
     """Runs the command, and returns 1 if a program was judged otherwise than expected."""
-    request = _parser().parse_args()
-    work = Path(request.work).absolute()
-    results = work / "results"
-    results.mkdir(parents=True, exist_ok=True)
-    names = {one.name for one in load()}
-    # The whole name of a program means this one alone, although others may contain it.
-    chosen = [one for one in load() if not request.names or any(_is_meant(one, word, names) for word in request.names)]
-    if request.new:
-        chosen = [one for one in chosen if not (results / f"{one.name}.json").exists()]
-    if not request.table:
-        with ThreadPool(request.jobs) as pool:
-            pool.map(lambda one: _attempt(one, request), chosen, chunksize=1)
-    kept = {path.stem: json.loads(path.read_text()) for path in results.glob("*.json")}
-    write_table([(one, kept[one.name]) for one in load() if one.name in kept])
-    wrong = [one.name for one in chosen if one.name in kept and set(kept[one.name]["faults"]) - set(one.faults)]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--checkouts", type=Path, default=WORK / "checkouts", help="folder of the repositories")
+    request = parser.parse_args()
+    (WORK / "results").mkdir(parents=True, exist_ok=True)
+    for program in load():
+        if not request.names or any(word in program.name for word in request.names):
+            try:
+                examine(program, request.checkouts.absolute())
+            except (OSError, ImportError, subprocess.SubprocessError) as error:
+                # Its repository or a package cannot be had: the others can be examined.
+                print(f"{program.name}: not examined: {type(error).__name__}: {error}", flush=True)
+    paths = {one.name: WORK / "results" / f"{one.name}.json" for one in load()}
+    rows = [(one, json.loads(paths[one.name].read_text())) for one in load() if paths[one.name].exists()]
+    write_table(rows)
+    wrong = [one.name for one, result in rows if set(result["faults"]) - set(one.faults)]
     print(f"faults that were not expected: {', '.join(wrong) or 'none'}")
     return bool(wrong)
 
 
-def _is_meant(program: Program, word: str, names: set[str]) -> bool:
-    return word == program.name if word in names else word in program.name
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--checkouts", help="folder of the repositories, each named OWNER+NAME; nothing is cloned")
-    parser.add_argument("--work", default=ROOT / "build" / "corpus", help="folder of copies, data and results")
-    parser.add_argument("--jobs", type=int, default=1, help="programs at a time")
-    parser.add_argument("--timeout", type=float, default=200, help="seconds after which a run counts as hung")
-    parser.add_argument("--new", action="store_true", help="only programs without a result")
-    parser.add_argument("--table", action="store_true", help="write the table only")
-    return parser
-
-
-def _attempt(program: Program, request: argparse.Namespace) -> None:
-    try:
-        _examine(program, request)
-    except (OSError, ImportError, subprocess.SubprocessError) as error:
-        # Its repository or a package cannot be had: the others can be examined.
-        print(f"{program.name}: not examined: {type(error).__name__}: {error}", flush=True)
-
-
-def _examine(program: Program, request: argparse.Namespace) -> None:
-    work = Path(request.work).absolute()
-    checkouts, place = Path(request.checkouts or work / "checkouts").absolute(), work / "programs" / program.name
-    missing = [name for name in program.packages if find_spec(name) is None]
-    if missing:
-        print(f"{program.name}: not examined, because {', '.join(missing)} is not installed", flush=True)
-        return
-    with _PREPARING:
-        folder = prepare(program, check_out(program, checkouts, download=not request.checkouts), place)
-    libraries = _install(program, work)
-    report, log = work / "reports" / f"{program.name}.json", work / "reports" / f"{program.name}.txt"
-    report.parent.mkdir(exist_ok=True)
+def examine(program: Program, checkouts: Path) -> None:
+    """Examines a program, and keeps the result."""
+    if missing := [name for name in program.packages if find_spec(name) is None]:
+        raise ImportError(f"{', '.join(missing)} is not installed")
+    place = WORK / "programs" / program.name
+    folder = prepare(program, check_out(program, checkouts), place)
+    report, log = WORK / f"{program.name}.json", WORK / f"{program.name}.txt"
     report.unlink(missing_ok=True)
-    words = [sys.executable, "-m", "ddp_doctor", "--json", report, "--timeout", request.timeout, "--samples", "64"]
-    words += ["--gpu-as-cpu"] * program.gpu + shlex.split(program.options)
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
+    words = [sys.executable, "-m", "ddp_doctor", "--json", str(report), "--timeout", str(HUNG), "--samples", "64"]
+    words += [*["--gpu-as-cpu"] * program.gpu, "--", *shlex.split(program.command)]
+    paths = [*map(installed, program.isolated), *[STAND_INS] * program.stand_ins, ROOT]
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    paths = [*libraries, *([STAND_INS] if program.stand_ins else []), ROOT]
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     environment |= {key: value.format(root=place) for key, value in program.environment.items()}
     begun = time.monotonic()
     with log.open("w") as output:
-        code, mib = _run([*map(str, words), "--", *shlex.split(program.command)], folder, environment, output)
-    seconds = time.monotonic() - begun
-    result = _result(json.loads(report.read_text()) if report.exists() else {}, code, log)
-    result |= {"name": program.name, "commit": program.commit, "seconds": round(seconds, 1), "mib": mib}
-    result |= {"python": platform.python_version(), "command": program.command, "doctor": _commit()}
-    if seconds > LIMIT:
-        result["error"] = f"It was stopped after {LIMIT} s."
-    (work / "results" / f"{program.name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{program.name}: exit {code}, {seconds:.0f} s, {mib} MiB, faults {result['faults']}", flush=True)
+        code, mib = run(words, folder, environment, output)
+    result = (
+        result_of(json.loads(report.read_text())) if report.exists() else {"faults": [], "others": [], "compared": ""}
+    )
+    result = {"error": "" if report.exists() else log.read_text()[-600:], "hang": False, "why": ""} | result
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=*"]
+    result["doctor"] = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    result |= {"seconds": round(time.monotonic() - begun), "mib": mib}
+    (WORK / "results" / f"{program.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{program.name}: exit {code}, {result['seconds']} s, faults {result['faults']}", flush=True)
 
 
-def _run(words: list[str], folder: Path, environment: dict[str, str], output: Any) -> tuple[int, int]:
+def result_of(report: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the table needs of a report."""
+    findings, comparison = report["findings"], report["comparison"] or {}
+    return {
+        "faults": sorted({one["code"] for one in findings if one["verdict"] == "fault"}),
+        "others": sorted({f"{one['code']} {one['verdict']}" for one in findings if one["verdict"] != "fault"}),
+        "compared": comparison.get("method") or "yes" if comparison.get("made") else "",
+        "why": comparison.get("reason", ""),
+        "error": report["error"][-600:],
+        "hang": bool(report["hang"]),
+    }
+
+
+def check_out(program: Program, checkouts: Path) -> Path:
+    """Returns the folder of a program's repository, which is cloned if it is not there."""
+    folder = checkouts / program.repository.replace("/", "+")
+    if not folder.exists():
+        address = f"https://github.com/{program.repository}"
+        for words in (
+            ["init", "--quiet", str(folder)],
+            ["-C", str(folder), "fetch", "--quiet", "--depth=1", address, program.commit],
+            ["-C", str(folder), "checkout", "--quiet", "FETCH_HEAD"],
+        ):
+            subprocess.run(["git", *words], check=True, timeout=600)
+    return folder
+
+
+def prepare(program: Program, checkout: Path, place: Path) -> Path:
+    """Copies a checkout to a place, builds the data there, and returns the folder in which the command runs."""
+    shutil.rmtree(place, ignore_errors=True)
+    skipped = shutil.ignore_patterns(".git", "*.gif", "*.mp4", "*.ipynb")
+    shutil.copytree(checkout, place, symlinks=True, ignore=skipped)
+    for path, recipe in program.data.items():
+        for name, arguments in recipe.items():
+            RECIPES[name](place / program.folder / path, **(arguments or {}))
+    return place / program.folder
+
+
+def installed(requirement: str) -> Path:
+    """Returns the folder of a package in a version of its own, which is installed once."""
+    folder = WORK / "packages" / requirement.replace("==", "-")
+    if not folder.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), requirement]
+        subprocess.run(pip, check=True, timeout=300)
+    return folder
+
+
+def run(words: list[str], folder: Path, environment: dict[str, str], output: Any) -> tuple[int, int]:
     """Returns the exit code, and the MiB of the largest process."""
     process = subprocess.Popen(
         words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
     )
-    timer = time.monotonic() + LIMIT
+    end = time.monotonic() + LIMIT
     while True:
         done, status, usage = os.wait4(process.pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status), usage.ru_maxrss // 1024
-        if time.monotonic() > timer:
+        if time.monotonic() > end:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-            timer = time.monotonic() + 30
+            end = time.monotonic() + 30
         time.sleep(0.2)
 
 
-def _install(program: Program, work: Path) -> list[Path]:
-    """Returns the folders of packages in versions of their own; each is installed once."""
-    folders = []
-    for requirement in program.isolated:
-        folder = work / "packages" / requirement.replace("==", "-")
-        if not folder.exists():
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), requirement]
-            subprocess.run(pip, check=True, timeout=300)
-        folders.append(folder)
-    return folders
+def write_table(rows: list[tuple[Program, dict[str, Any]]]) -> None:
+    """Writes the results into the page, if there are some."""
+    # A fault that ends the run is a verdict.
+    ended = [result for _, result in rows if result["faults"] or not (result["error"] or result["hang"])]
+    if not ended:
+        return
+    false = [program.name for program, result in rows if set(result["faults"]) - set(program.faults)]
+    seconds = [result["seconds"] for result in ended]
+    lines = ["", f"Programs: {len(rows)}. Examined to the end: {len(ended)}."]
+    lines += [f"Compared with one process: {len([result for result in ended if result['compared']])}."]
+    lines += [f"Programs with a false fault: {len(false)}."]
+    lines += [f"Seconds per program: median {statistics.median(seconds):.0f}, most {max(seconds):.0f}.", ""]
+    lines += ["| program | command | needed | verdict | compared with one process | s | MiB | doctor |"]
+    lines += ["|---|---|---|---|---|---:|---:|---|", *(row(program, result) for program, result in rows), ""]
+    lines += [
+        f"- **{program.name}, {code}**: {program.judgement[code]}"
+        for program, result in rows
+        for code in result["faults"]
+        if code in program.judgement
+    ]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text("".join([before, BEGIN, "\n".join(lines), "\n", END, rest.partition(END)[2]]))
 
 
-def _commit() -> str:
-    """Returns the commit of the doctor, with a star if files were changed since; empty outside of a checkout."""
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=*"]
-    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _result(report: dict[str, Any], code: int, log: Path) -> dict[str, Any]:
-    findings = report.get("findings", [])
-    comparison = report.get("comparison") or {}
-    return {
-        "exit": code,
-        "faults": sorted({one["code"] for one in findings if one["verdict"] == "fault"}),
-        "others": sorted({f"{one['code']} {one['verdict']}" for one in findings if one["verdict"] != "fault"}),
-        "messages": [
-            f"{one['code']} {one['verdict']}: {one['message']}"
-            for one in findings
-            if one["verdict"] in {"fault", "depends on the number of devices", "unclear"}
-        ],
-        "stages": {stage["name"]: [stage["outcome"], round(stage["seconds"], 1)] for stage in report.get("stages", [])},
-        "compared": comparison.get("made"),
-        "method": comparison.get("method", ""),
-        "why_not_compared": comparison.get("reason", ""),
-        "error": (report.get("error") or ("" if report else _why_no_report(code, log)))[-600:],
-        "hang": bool(report.get("hang")),
-    }
-
-
-def _why_no_report(code: int, log: Path) -> str:
-    return f"The doctor was killed by {signal.Signals(-code).name}." if code < 0 else log.read_text()
+def row(program: Program, result: dict[str, Any]) -> str:
+    """Returns the line of the table."""
+    address = f"https://github.com/{program.repository}/tree/{program.commit}/{program.folder}".rstrip("/")
+    words = [f"{code} {'fault' if code in program.faults else '**false fault**'}" for code in result["faults"]]
+    words += [other for other in result["others"] if other.endswith(("devices", "unclear", "note"))]
+    verdict = "not examined" if result["error"] else ", ".join(words) or ("hung" if result["hang"] else "no fault")
+    why = result["error"].strip().rpartition("\n")[2] or program.not_compared or result["why"]
+    cells = [f"[{program.name}]({address}) `{program.commit[:7]}`", f"`{program.command}`", program.needs or "nothing"]
+    cells += [verdict, result["compared"] or f"no: {why}", str(result["seconds"]), str(result["mib"])]
+    cells.append(f"`{result['doctor']}`" if result["doctor"] else "")
+    return f"| {' | '.join(cell.replace('|', ',') for cell in cells)} |"
 
 
 if __name__ == "__main__":

@@ -74,14 +74,6 @@ def zip_images(root: Path, count: int = 64, size: int = 32, classes: int = 0) ->
         archive.writestr("dataset.json", json.dumps({"labels": labels if classes else None}))
 
 
-def flat_images(root: Path, count: int = 64, size: int = 64, prefix: str = "image") -> None:
-    """Writes images into one folder."""
-    root.mkdir(parents=True, exist_ok=True)
-    numbers = np.random.default_rng(0)
-    for place in range(count):
-        Image.fromarray(_image(numbers, size, place % 4)).save(root / f"{prefix}_{place:03d}.png")
-
-
 def text(root: Path, lines: int = 400) -> None:
     """Writes sentences of frequent words."""
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -98,23 +90,9 @@ def tokens(root: Path, names: Sequence[str] = ("train.bin", "val.bin"), count: i
         numbers.integers(0, most, count, dtype=np.uint16).tofile(root / name)
 
 
-def pickled(root: Path, values: dict[str, Any]) -> None:
-    """Writes plain values as a pickle."""
-    root.parent.mkdir(parents=True, exist_ok=True)
-    root.write_bytes(pickle.dumps(values))
-
-
 def written(root: Path, text: str) -> None:
     """Writes a text, such as a configuration."""
     root.parent.mkdir(parents=True, exist_ok=True)
-    root.write_text(text)
-
-
-def replaced(root: Path, changes: dict[str, str]) -> None:
-    """Replaces words, such as the address of the data, in a configuration."""
-    text = root.read_text()
-    for old, new in changes.items():
-        text = text.replace(old, new)
     root.write_text(text)
 
 
@@ -137,25 +115,6 @@ def metric(root: Path) -> None:
     """Writes a metric with the interface of GLUE's, as a local folder of evaluate."""
     root.mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(__file__).parent / "stand_ins" / "glue_metric.py", root / f"{root.name}.py")
-
-
-def coco(root: Path, images: int = 16, size: int = 64) -> None:
-    """Writes images with boxes in the form of COCO 2017."""
-    numbers = np.random.default_rng(0)
-    (root / "annotations").mkdir(parents=True, exist_ok=True)
-    for split in ("train2017", "val2017"):
-        (root / split).mkdir(exist_ok=True)
-        pictures, boxes = [], []
-        for place in range(images):
-            name = f"{place:012d}.jpg"
-            Image.fromarray(_image(numbers, size, place % 4)).save(root / split / name)
-            pictures.append({"id": place, "file_name": name, "height": size, "width": size})
-            for part in range(1 + place % 3):
-                box = {"id": len(boxes), "image_id": place, "category_id": 1 + part, "iscrowd": 0, "area": 600}
-                boxes.append({**box, "bbox": [4 + part, 4, 30, 20], "segmentation": [[4, 4, 34, 4, 34, 24]]})
-        categories = [{"id": n, "name": f"thing{n}"} for n in range(1, 91)]
-        content = {"images": pictures, "annotations": boxes, "categories": categories}
-        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
 
 
 def bert(root: Path, labels: int = 2, layers: int = 2) -> None:
@@ -205,15 +164,6 @@ def autoencoder(root: Path) -> None:
     AutoencoderKL(**sizes, **blocks).save_pretrained(root)
 
 
-def torchvision_weights(root: Path, model: str, name: str) -> None:
-    """Writes random weights of a model of torchvision where torch.hub keeps what it has downloaded."""
-    import torch
-    import torchvision
-
-    (root / "hub" / "checkpoints").mkdir(parents=True, exist_ok=True)
-    torch.save(torchvision.models.get_model(model).state_dict(), root / "hub" / "checkpoints" / name)
-
-
 def _image(numbers: np.random.Generator, size: int, label: int) -> np.ndarray[Any, Any]:
     noise = numbers.integers(0, 128, (size, size, 3))
     return (noise + 30 * label).astype(np.uint8)
@@ -226,19 +176,14 @@ RECIPES: dict[str, Callable[..., None]] = {
         mnist,
         cifar,
         zip_images,
-        flat_images,
         text,
         tokens,
-        pickled,
         written,
-        replaced,
         sentence_pairs,
         metric,
-        coco,
         bert,
         causal_lm,
         json_lines,
         autoencoder,
-        torchvision_weights,
     )
 }
