@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import builtins
 import csv
-import fcntl
 import gc
 import io
 import json
@@ -28,21 +27,19 @@ import torch.nn.functional as F
 from doctor_support import on_ranks
 from recorded import SPEC
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_doctor.probes.alone import AloneProbe
 from ddp_doctor.probes.branches import operands_of_file, values_of
 from ddp_doctor.probes.calls import CallProbe
-from ddp_doctor.probes.draws import Draw, DrawFlow, DropoutWatch, RandomReplay, seed_own
+from ddp_doctor.probes.draws import Draw, DrawFlow, DropoutWatch, RandomReplay
 from ddp_doctor.probes.generators import OwnGenerators, drawn, states_of_global, values_drawn
 from ddp_doctor.probes.loaders import LoaderProbe
 from ddp_doctor.probes.modules import synchronize
 from ddp_doctor.probes.options import OPTIONS, OptionProbe
 from ddp_doctor.probes.reports import ReportProbe
-from ddp_doctor.probes.samples import _selection
-from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.steps import StepProbe
-from ddp_doctor.probes.written_files import Locks, is_cached, rows_of, rows_of_file
+from ddp_doctor.probes.written_files import is_cached
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, in_backward, on_indices, watch_indices
 
@@ -175,15 +172,6 @@ def test_a_temporary_name_is_drawn_by_no_program(frozen: bool) -> None:
         gc.unfreeze()
 
 
-def test_generators_of_objects_are_seeded() -> None:
-    owner = SimpleNamespace(rng=np.random.default_rng(1), other=torch.Generator())
-    found = []
-    for _ in range(2):
-        seed_own(owner, 5)
-        found.append((owner.rng.random(), torch.rand((), generator=owner.other).item()))
-    assert found[0] == found[1]
-
-
 # Loaders.
 
 
@@ -210,16 +198,6 @@ def test_the_indices_of_a_loader_are_seen(workers: int, monkeypatch: pytest.Monk
         assert sorted(index for part in indices.lists for index in part) == list(range(10))
 
 
-def test_a_stream_has_no_indices() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Any:
-            return iter(range(4))
-
-    indices = LoaderIndices(iter(DataLoader(Stream())))
-    assert indices.is_iterable
-    assert not indices.drain()
-
-
 def test_the_ranks_of_a_program_with_many_epochs_end_with_the_same_one(tmp_path: Path, monkeypatch: Any) -> None:
     ranks = [LoaderProbe(Recorder(tmp_path), SPEC, None, lambda: None, lambda: None) for _ in range(2)]
     now = 100.0
@@ -232,23 +210,6 @@ def test_the_ranks_of_a_program_with_many_epochs_end_with_the_same_one(tmp_path:
         ended += [(epoch, number) for number, rank in enumerate(ranks) if rank.is_last(trains=True)]
     assert ended == [(5, 0), (5, 1)]
     assert not ranks[0].is_last(trains=False)
-
-
-class View(Dataset[Any]):
-    """A data set that changes the samples of another one."""
-
-    def __init__(self, data: Dataset[Any], length: int) -> None:
-        self.data, self.length = data, length
-
-    def __len__(self) -> int:
-        return self.length
-
-
-def test_what_is_selected_below_a_data_set_that_changes_the_samples_is_known() -> None:
-    first, second = (Subset(TensorDataset(torch.arange(8)), chosen) for chosen in ([0, 1, 2, 3], [4, 5, 6, 7]))
-    assert _selection(first) == _selection(View(View(first, 4), 4)) != _selection(View(second, 4))
-    # It may have other positions.
-    assert _selection(View(first, 3)) == _selection(TensorDataset(torch.arange(8))) == ""
 
 
 # Steps.
@@ -380,19 +341,6 @@ def test_the_numbers_that_a_condition_reads(condition: str, read: dict[str, floa
     assert values_of(operands[1], frame) == read
 
 
-@pytest.fixture
-def parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., argparse.ArgumentParser]:
-    """Returns a function that returns a parser whose options are seen."""
-    monkeypatch.setattr(argparse.Action, "__init__", argparse.Action.__init__)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--given=yes"])
-
-    def seen(**interventions: Any) -> argparse.ArgumentParser:
-        OptionProbe(tmp_path, SPEC if not interventions else SimpleNamespace(interventions=interventions)).install()  # type: ignore[arg-type]
-        return argparse.ArgumentParser()
-
-    return seen
-
-
 @pytest.mark.parametrize(
     ("names", "values", "found"),
     [
@@ -409,18 +357,14 @@ def parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., arg
     ],
 )
 def test_an_option_that_resumes_is_known(
-    names: list[str], values: dict[str, Any], found: list[str] | None, tmp_path: Path, parser: Any
+    names: list[str], values: dict[str, Any], found: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parser().add_argument(*names, **values)
+    monkeypatch.setattr(argparse.Action, "__init__", argparse.Action.__init__)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--given=yes"])
+    OptionProbe(tmp_path, SPEC).install()
+    argparse.ArgumentParser().add_argument(*names, **values)
     path = tmp_path / OPTIONS
     assert (json.loads(path.read_text()) if path.exists() else None) == found
-
-
-def test_an_option_that_resumes_gets_the_checkpoint_under_its_last_name(tmp_path: Path, parser: Any) -> None:
-    (tmp_path / "last.pt").touch()
-    own = parser(resume_by=["--resume", str(tmp_path / "last.pt.tmp")])
-    own.add_argument("--resume")
-    assert own.parse_known_args()[0].resume == str(tmp_path / "last.pt")
 
 
 def test_numbers_that_a_library_prints_or_writes_for_the_program_are_reported(
@@ -447,23 +391,6 @@ def test_numbers_that_a_library_prints_or_writes_for_the_program_are_reported(
 # Files.
 
 
-def test_an_average_of_the_weights_is_told_from_the_weights(tmp_path: Path) -> None:
-    net = nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(net.parameters())
-    net(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    average = {name: value.clone() for name, value in net.state_dict().items()}
-    probe = StateProbe(Recorder(tmp_path), SPEC)
-    probe.optimizers = [optimizer]
-    found = probe.saved({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1})
-    assert found["optimizers"] == 1
-    assert set(found["keys"]) & {"epoch", "step"} == {"epoch"}
-    assert set(found["weights"]) <= set(found["tensors"])
-    copies = {copy["id"] for copy in found["copies"]}
-    assert str(id(average)) in copies
-    assert str(id(net)) not in copies
-
-
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
@@ -477,25 +404,3 @@ def test_an_average_of_the_weights_is_told_from_the_weights(tmp_path: Path) -> N
 def test_files_of_a_cache_are_those_of_a_library(path: str, expected: bool) -> None:
     folders = {"HOME": "/home/me", "HF_HOME": "/hf", "TRITON_CACHE_DIR": "/triton", "PROJECT_HOME": "/home/me/project"}
     assert is_cached(path, folders) is expected
-
-
-def test_locks_are_held_until_they_are_released(tmp_path: Path) -> None:
-    seen: list[str] = []
-    locks = Locks(seen.append)
-    path = str(tmp_path / "x.lock")
-    with Path(path).open("w") as file:
-        locks.see("fcntl.flock", (file.fileno(), fcntl.LOCK_EX))
-        assert locks.held() == [path]
-        locks.see("fcntl.flock", (file.fileno(), fcntl.LOCK_UN))
-        assert not locks.held()
-        locks.see("fcntl.lockf", (file.fileno(), fcntl.LOCK_EX, 0, 0, 0))
-    assert (seen, locks.held()) == ([path, path], [])
-
-
-def test_rows_are_those_of_predictions(tmp_path: Path) -> None:
-    assert rows_of([torch.ones(8, 2), torch.ones(4, 2)]) == [2, 4, 8, 12]
-    assert rows_of({"accuracy": 0.5, "steps": 3}) == []
-    (tmp_path / "a.csv").write_text("index,value\n1,2\n3,4\n")
-    (tmp_path / "a.json").write_text('{"values": [1, 2, 3]}')
-    np.save(tmp_path / "a.npy", np.ones((5, 2)))
-    assert [rows_of_file(tmp_path / f"a.{kind}") for kind in ("csv", "json", "npy", "txt")] == [[3, 2], [3], [5], []]
