@@ -1,9 +1,8 @@
-"""Processes, terminals and pages of the doctor's tests."""
+"""Processes of the doctor's tests."""
 
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import sys
 import time
@@ -12,9 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch.multiprocessing import start_processes
@@ -71,22 +68,6 @@ def on_ranks(work: Callable[[int], None], folder: Path, world_size: int) -> None
     assert done.code == 0, done.out + done.err
 
 
-def on_terminal(work: Callable[[], int], columns: int) -> str:
-    """Runs `work` in a forked process on a terminal, and returns what it wrote there."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.environ.update(TERM="xterm", COLUMNS=str(columns))
-        _work(work)
-    seen = b""
-    with suppress(OSError):
-        while found := os.read(terminal, 1 << 16):
-            seen += found
-    os.close(terminal)
-    output = seen.decode()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, output
-    return output
-
-
 def _work(work: Callable[[], int]) -> None:
     code = 99
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
@@ -118,43 +99,3 @@ def _members(group: int) -> list[int]:
                 if int(fields[2]) == group and fields[0] != "Z":
                     found.append(int(entry.name))
     return found
-
-
-class Page(HTMLParser):
-    """A parsed page: its elements with their attributes and text; `balanced` is False where a tag has no partner."""
-
-    VOID = frozenset({"meta", "link", "img", "br", "hr", "input"})
-
-    def __init__(self, content: str) -> None:
-        super().__init__()
-        self.content, self.open, self.balanced = content, [], True
-        self.elements: list[dict[str, Any]] = []
-        self.feed(content)
-        self.close()
-        self.balanced = self.balanced and not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        element = {"tag": tag, "attrs": dict(attrs), "text": ""}
-        self.elements.append(element)
-        if tag not in self.VOID:
-            self.open.append(element)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append({"tag": tag, "attrs": dict(attrs), "text": ""})
-
-    def handle_endtag(self, tag: str) -> None:
-        if self.open and self.open[-1]["tag"] == tag:
-            self.open.pop()
-        else:
-            self.balanced = False
-
-    def handle_data(self, data: str) -> None:
-        for element in self.open:
-            element["text"] += data
-
-    def find(self, tag: str, style: str | None = None) -> list[dict[str, Any]]:
-        return [
-            element
-            for element in self.elements
-            if element["tag"] == tag and (style is None or style in (element["attrs"].get("class") or "").split())
-        ]

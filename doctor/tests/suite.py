@@ -9,7 +9,6 @@ On a busy machine, DOCTOR_TIMEOUT gives the runs of an examination more seconds 
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -33,9 +32,8 @@ from ddp_doctor.findings import Report, Verdict
 ROOT = Path(__file__).parents[1]
 TIMEOUT = float(os.environ.get("DOCTOR_TIMEOUT", "60"))
 GUIDE, PAGE = ROOT / "docs" / "guide.md", ROOT / "docs" / "proof.md"
-RESULTS = ROOT / "build" / "doctor-suite.json"
 BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
-_ROW = re.compile(r"^\| (.+?) \| .* \| (.+?) \| (\d+) \| (\d{4}-\d\d-\d\d) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| (.+?) \| .* \| \d+ \| (\d{4}-\d\d-\d\d) \|$", re.MULTILINE)
 TRAINCHECK = tuple(
     Case(name, "traincheck.py", name, codes=(code,), note="TrainCheck") for name, code in EXPECTED.items()
 )
@@ -57,16 +55,12 @@ INSTALLED = (
         for name in ("BoringDataModule", "BoringDataModuleNoLen")
     ),
 )
+EVERYTHING = (*CASES, *(case for cases in FAMILIES.values() for case in cases), *TRAINCHECK, *INSTALLED)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the doctor said of a project.
-
-    Attributes:
-        case: The project with the expected codes.
-        report: The report.
-    """
+    """What the doctor said of a project."""
 
     case: Case
     report: Report
@@ -87,14 +81,14 @@ def examine_case(case: Case) -> Result:
     """Examines a project in an empty current folder, since some write files."""
     from ddp_doctor import examine
 
+    target, data = f"{case.path}:{case.target}", case.data and f"{case.path}:{case.data}"
+    if not case.target:
+        target, data = case.file, case.data
+    what: dict[str, Any] = {"target": target, "data": data}
+    if case.command:
+        what = {"command": (str(Path(sys.executable).parent / case.words[0]), *case.words[1:])}
     with _empty_folder():
-        if case.command:
-            words = (str(Path(sys.executable).parent / case.words[0]), *case.words[1:])
-            return Result(case, examine(command=words, devices=case.devices, timeout=TIMEOUT))
-        if not case.target:
-            return Result(case, examine(case.file, case.data or None, devices=case.devices, timeout=TIMEOUT))
-        data = f"{case.path}:{case.data}" if case.data else None
-        return Result(case, examine(f"{case.path}:{case.target}", data, devices=case.devices, timeout=TIMEOUT))
+        return Result(case, examine(**what, devices=case.devices, timeout=TIMEOUT))
 
 
 @contextmanager
@@ -115,47 +109,40 @@ def _empty_folder() -> Iterator[None]:
 
 def main(words: list[str]) -> int:
     """Examines the projects, and returns the exit code: 1 if a report was not as expected, 2 if there is no project."""
-    everything = (*CASES, *(case for cases in FAMILIES.values() for case in cases), *TRAINCHECK, *INSTALLED)
-    wanted = [case for case in everything if not words or any(word in case.name for word in words)]
+    wanted = [case for case in EVERYTHING if not words or any(word in case.name for word in words)]
     if not wanted:
         print(f"no program has a name that contains {' or '.join(words)}", file=sys.stderr)
         return 2
-    rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else rows_of_page()
-    RESULTS.parent.mkdir(exist_ok=True)
     wrong = 0
     for case in wanted:
         result = examine_case(case)
         wrong += not result.is_right
-        rows[case.name] = row_of(result)
-        RESULTS.write_text(json.dumps(rows))
-        expected = ", ".join(case.codes) or "none"
-        found = ", ".join(f"{finding.code} {finding.verdict.value}" for finding in result.report.faults) or "no fault"
-        mark = "as expected" if result.is_right else f"NOT AS EXPECTED ({expected})"
-        print(f"{case.name}: {', '.join(result.codes) or found}, {mark}, {result.report.seconds:.0f} s", flush=True)
-    _write(rows)
+        # The results of the others are kept.
+        rows = rows_of_page() | {case.name: _row(result)}
+        PAGE.write_text(page_with(rows))
+        print(rows[case.name][0], flush=True)
     return int(wrong > 0)
 
 
-def row_of(result: Result) -> dict[str, Any]:
-    """Returns what is kept of a result, with the day."""
-    report, day = result.report, time.strftime("%Y-%m-%d")
-    return {"codes": result.codes, "right": result.is_right, "seconds": round(report.seconds), "seen": day}
-
-
-def rows_of_page() -> dict[str, dict[str, Any]]:
-    """Returns the results that the page lists, for a checkout in which nothing was examined."""
-    rows = {}
+def rows_of_page() -> dict[str, tuple[str, bool, str]]:
+    """Returns the row of each program that the page lists, whether it is as expected, and its day."""
     table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
-    for name, found, seconds, day in _ROW.findall(table):
-        codes = found.partition(" (")[0].partition(", not as expected")[0]
-        listed = [] if codes == "no fault" else codes.split(", ")
-        rows[name] = {"codes": listed, "right": "not as" not in found, "seconds": int(seconds), "seen": day}
-    return rows
+    return {row[1]: (row[0], "not as expected" not in row[0], row[2]) for row in _ROW.finditer(table)}
 
 
-def _write(rows: dict[str, dict[str, Any]]) -> None:
-    """Writes the table of all projects into the page."""
+def _row(result: Result) -> tuple[str, bool, str]:
+    case, day = result.case, time.strftime("%Y-%m-%d")
+    verdict = "" if case.verdict == Verdict.FAULT or not result.codes else f" ({case.verdict})"
+    found = f"{', '.join(result.codes) or 'no fault'}{verdict}{'' if result.is_right else ', not as expected'}"
+    seconds = round(result.report.seconds)
+    return f"| {case.name} | {case.note} | {found} | {seconds} | {day} |", result.is_right, day
+
+
+def page_with(rows: dict[str, tuple[str, bool, str]]) -> str:
+    """Returns the page with these rows."""
     kinds = {
+        "all with a finding": [case for case in EVERYTHING if case.codes],
+        "all without": [case for case in EVERYTHING if not case.codes],
         "planted faults": [case for case in CASES if case.codes],
         "healthy projects": [case for case in CASES if not case.codes],
         **FAMILIES,
@@ -163,26 +150,17 @@ def _write(rows: dict[str, dict[str, Any]]) -> None:
         "programs of installed packages": INSTALLED,
     }
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "transformers", "accelerate"))
-    days = sorted({row["seen"] for row in rows.values()})
+    days = sorted(day for _, _, day in rows.values())
     lines = [f"Seen from {days[0]} to {days[-1]}, on CPUs, with {libraries}.", ""]
-    programs = [case for cases in kinds.values() for case in cases]
-    faulty, correct = ([case for case in programs if bool(case.codes) is has] for has in (True, False))
-    for kind, cases in {"all with a finding": faulty, "all without": correct, **kinds}.items():
-        seen = [rows[case.name]["right"] for case in cases if case.name in rows]
-        told = f"{sum(seen)} of {len(seen)} as expected; " if seen else ""
-        missing = f"{len(cases) - len(seen)} not examined yet" if len(seen) < len(cases) else ""
-        lines.append(f"- {kind}: {told}{missing}".rstrip("; "))
+    for kind, cases in kinds.items():
+        seen = [rows[case.name][1] for case in cases if case.name in rows]
+        missing = f"; {len(cases) - len(seen)} not examined yet" if len(seen) < len(cases) else ""
+        lines.append(f"- {kind}: {sum(seen)} of {len(seen)} as expected{missing}")
     lines += ["", "| project | what it is | found | seconds | seen |", "|---|---|---|---|---|"]
-    for case in programs:
-        row = rows.get(case.name)
-        if row is None:
-            lines.append(f"| {case.name} | {case.note} | not examined | | |")
-            continue
-        verdict = "" if case.verdict == Verdict.FAULT or not row["codes"] else f" ({case.verdict})"
-        found = f"{', '.join(row['codes']) or 'no fault'}{verdict}{'' if row['right'] else ', not as expected'}"
-        lines.append(f"| {case.name} | {case.note} | {found} | {row['seconds']} | {row['seen']} |")
+    for case in EVERYTHING:
+        lines += [rows[case.name][0] if case.name in rows else f"| {case.name} | {case.note} | not examined | | |"]
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}")
+    return f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}"
 
 
 def checks_table() -> str:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from projects.cases import CASES, Case
-from projects.families import FAULTY, HEALTHY
-from suite import INSTALLED, TRAINCHECK, examine_case
+from projects.cases import Case
+from suite import EVERYTHING, PAGE, examine_case, page_with, rows_of_page
 
-ALL = (*CASES, *FAULTY, *HEALTHY, *TRAINCHECK, *INSTALLED)
 # The comparison with one process, evaluation, and a communication hook.
 QUICK = ("ld013_padded_tokens",)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in ALL],
+    [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in EVERYTHING],
 )
 def test_exactly_the_planted_fault_is_found(case: Case) -> None:
     result = examine_case(case)
-    listed = "\n".join(
-        f"{finding.code} {finding.verdict.value}: {finding.message}" for finding in result.report.findings
-    )
+    listed = "\n".join(f"{found.code} {found.verdict.value}: {found.message}" for found in result.report.findings)
     assert result.is_right, f"expected {case.codes or 'no fault'}\n{listed}\n{result.report.error}{result.report.hang}"
+
+
+def test_an_examination_of_one_program_keeps_the_results_of_the_others() -> None:
+    rows, lines = rows_of_page(), PAGE.read_text().splitlines()
+    assert len(rows) > 100
+    shown = page_with(rows).splitlines()
+    assert [row for row, _, _ in rows.values() if row in lines and row in shown] == [row for row, _, _ in rows.values()]
