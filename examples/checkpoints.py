@@ -70,7 +70,7 @@ def main(path: Path) -> tuple[bool, str]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing listens beyond loopback
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo uses loopback
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     main(Path(sys.argv[1]))
     dist.destroy_process_group()

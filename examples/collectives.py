@@ -140,7 +140,7 @@ def main() -> dict[str, list[Shown]]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing listens beyond loopback
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo uses loopback
     dist.init_process_group("gloo")
     main()
     dist.destroy_process_group()

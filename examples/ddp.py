@@ -9,7 +9,7 @@ as many ranks and steps. Six things differ from training in one process:
 (1) The ranks join a process group at the start, and leave it at the end.
 (2) Batch norm uses the statistics of all ranks, and DDP averages the gradients in the backward pass.
 (3) Each rank takes its part of each batch. All ranks use the same order of samples.
-(4) Every rank has the same initial weights, which depend on the seed alone.
+(4) The loss is the mean over a part of the batch. The parts are equally large, so DDP averages to the mean of all.
 (5) Only rank 0 prints.
 (6) The sums of an evaluation are reduced over the ranks.
 """
@@ -47,7 +47,7 @@ def run(local_rank, args, init_method="env://"):
     batches = train[permutation("epoch order", len(train), 0)].split(BATCH)  # (3)
     steps = min(args.max_steps, len(train) // BATCH)
 
-    torch.manual_seed(random_bits("weights") >> 1)  # (4)
+    torch.manual_seed(random_bits("weights") >> 1)
     blocks = {"layer1": block(1, 16), "layer2": block(16, 32), "flat": nn.Flatten(), "fc": nn.Linear(32 * 7 * 7, 10)}
     net = nn.Sequential(OrderedDict(blocks)).to(device, memory_format=torch.channels_last)
     net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if gpu else net  # (2)
@@ -57,7 +57,7 @@ def run(local_rank, args, init_method="env://"):
 
     for batch in batches[:steps]:
         rows = batch.chunk(ranks)[rank]  # (3)
-        F.cross_entropy(model(pixels(images[rows])), labels[rows]).backward()
+        F.cross_entropy(model(pixels(images[rows])), labels[rows]).backward()  # (4)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
@@ -181,6 +181,6 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         run(int(os.environ["LOCAL_RANK"]), arguments)
     else:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks listen on loopback only
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo uses loopback
         with tempfile.TemporaryDirectory() as folder:  # they find each other through a file
             mp.spawn(run, (arguments, f"file://{folder}/ranks"), nprocs=arguments.devices)

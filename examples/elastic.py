@@ -60,7 +60,7 @@ def train(path: Path | None) -> torch.Tensor:
 
 def main() -> None:
     """Trains with the interruption and without it, and compares the weights."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing listens beyond loopback
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo uses loopback
     dist.init_process_group("gloo")
     path = Path(f"elastic-{os.environ['TORCHELASTIC_RUN_ID']}.pt")
     resumed, uninterrupted = train(path), train(None)

@@ -156,6 +156,8 @@ def launch(
     Raises:
         SystemExit: The ranks have failed; the message is printed.
     """
+    if ranks.are_started and max_restarts:
+        raise InputError("max_restarts: the ranks were started by a launcher. Give the restarts to it.")
     if ranks.are_started or (ranks.devices == 1 and not max_restarts):
         keep_freed_memory()
         set_threads(ranks.devices)

@@ -82,7 +82,7 @@ class Clock:
     def step(self) -> None:
         """Records the end of an optimizer step."""
         if self.seconds_to_first_step is None:
-            self.seconds_to_first_step = time.time() - _process_start()
+            self.seconds_to_first_step = time.time() - _STARTED
         self._ends.append(time.perf_counter())
 
     def images_per_s(self, batch_size: int) -> float | None:
@@ -101,14 +101,8 @@ class Clock:
         return time.perf_counter() - self._begin
 
 
-def _process_start() -> float:
-    """Returns when the command was started, in seconds since 1970: that of the launcher, if there is one."""
-    return float(os.environ.setdefault("LIT_MNIST_STARTED", str(_STARTED)))
-
-
 def _started() -> float:
-    if sys.platform != "linux":
-        return time.time()
+    """Returns when this process was started, or that which has forked it, in seconds since 1970."""
     ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
@@ -155,7 +149,7 @@ def build_result(
             "torchmetrics": torchmetrics.__version__,
         },
         "commit": _commit(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
     }
 
 

@@ -124,6 +124,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
         ("--data.val_size 60000", "data.val_size"),
         ("--batch-size 0", "0"),
         ("--run-dir earlier", "earlier"),
+        ("test --run-dir earlier", "earlier"),
         ("--resume nowhere", "nowhere"),
         ("fit --ckpt_path missing.ckpt", "missing.ckpt"),
         ("test --ckpt cut.ckpt", "cut.ckpt"),
@@ -157,7 +158,7 @@ def test_a_users_module_is_fitted_killed_resumed_tested_and_predicted(
     killed = command(*words, *saves, "--trainer.callbacks.dirpath=run/checkpoints", *fault, "--run-dir", "run")
     assert killed.code == 3 and "SIGKILL" in killed.output, killed.output
     assert torch.load("run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 24  # within the third epoch
-    resumed = command("fit", "--resume", "run")
+    resumed = command("--resume", "run")  # by another subcommand
     assert resumed.code == 0, resumed.output
     assert json.loads(Path("run/result.json").read_text())["weights_sha256"] == whole["weights_sha256"]
 

@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as transforms
 
 from lit_mnist.errors import InputError
 from lit_mnist.order import Indices, derive_seed, uniform, validation_split
-from lit_mnist.plugins.sampler import ExactDistributedSampler
+from lit_mnist.plugins import ExactDistributedSampler, ResumableDataLoader
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of ImageNet, as everywhere in torchvision
 
@@ -68,7 +68,8 @@ class SegmentationData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Returns the training batches of this rank."""
-        return self._loader(self.train, ExactDistributedSampler(self.train, self.hparams.batch_size, self.seed))
+        sampler = ExactDistributedSampler(self.train, self.hparams.batch_size, self.seed)
+        return ResumableDataLoader(self.train, batch_sampler=sampler, num_workers=self.hparams.num_workers)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Returns the validation batches of this rank."""
@@ -83,9 +84,7 @@ class SegmentationData(LightningDataModule):
         return self._evaluation(self.test)
 
     def _evaluation(self, squares: Squares) -> DataLoader[Any]:
-        return self._loader(squares, ExactDistributedSampler(squares, self.hparams.batch_size, evaluation=True))
-
-    def _loader(self, squares: Squares, sampler: ExactDistributedSampler) -> DataLoader[Any]:
+        sampler = ExactDistributedSampler(squares, self.hparams.batch_size, evaluation=True)
         return DataLoader(squares, batch_sampler=sampler, num_workers=self.hparams.num_workers)
 
 

@@ -93,7 +93,7 @@ def main(words: list[str] | None = None) -> float | None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing listens beyond loopback
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo uses loopback
     dist.init_process_group()
     main()
     dist.destroy_process_group()
