@@ -6,8 +6,8 @@
 
 In each round, every program of a topic runs once, one after another, so that a change on the machine affects all of
 them. A ratio is computed within each round. The table and the file have medians, and the smallest and largest value.
-Run nothing else on the machine meanwhile. The programs use its GPUs, if there are any, except those of the topic
-`plugins`.
+Run nothing else on the machine meanwhile. The programs use its GPUs, if there are any, and the precision that `auto`
+selects; the classic demo trains three epochs in float32.
 """
 
 from __future__ import annotations
@@ -111,10 +111,14 @@ def topics(scratch: Path) -> dict[str, Topic]:
     demo = ("-m", "benchmarks.classic_demo", "--folder", scratch)
     return {
         "whole": Topic(
-            "Whole runs on one rank, from start to exit",
+            "Whole runs, from start to exit",
             "seconds",
-            [project("train.py", *train, "--devices", 1), program("classic demo", *demo)],
-            [Ratio("classic demo", "train.py", "seconds")],
+            [
+                project("train.py, 1 rank", *train, "--devices", 1),
+                project("train.py, 2 ranks", *train, *two),
+                program("classic demo", *demo),
+            ],
+            [Ratio("classic demo", "train.py, 1 rank", "seconds")],
         ),
         "engines": Topic(
             "Lightning and raw DDP on two ranks",
@@ -126,39 +130,7 @@ def topics(scratch: Path) -> dict[str, Topic]:
             ],
             [Ratio(f"Lightning, batch {size}", f"raw DDP, batch {size}", "images_per_s") for size in (64, 256)],
         ),
-        "plugins": Topic(
-            "LitTrainer and a stock Trainer on the CPU, batch 64",
-            "images_per_s",
-            [
-                program(f"{name}, {devices} rank(s)", "-m", "benchmarks.trainers", name, devices)
-                for devices, names in ((1, ("stock", "lit")), (2, ("stock", "lit_without_sync", "lit")))
-                for name in names
-            ],
-            [
-                Ratio("lit, 1 rank(s)", "stock, 1 rank(s)", "images_per_s"),
-                Ratio("lit_without_sync, 2 rank(s)", "stock, 2 rank(s)", "images_per_s"),
-                Ratio("lit, 2 rank(s)", "lit_without_sync, 2 rank(s)", "images_per_s"),
-            ],
-        ),
-        "start": Topic(
-            "From start to the first step; the import of Lightning alone, from start to exit",
-            "seconds_to_first_step",
-            [
-                import_of("lightning.pytorch"),
-                project("train.py, 1 rank", *train, "--devices", 1, "--max-steps", 30),
-                project("train.py, 2 ranks", *train, *two, "--max-steps", 30),
-                project("raw DDP, 2 ranks", *raw, *two, "--max-steps", 30),
-            ],
-            [Ratio("train.py, 2 ranks", "import lightning.pytorch", "seconds_to_first_step")],
-        ),
     }
-
-
-def import_of(name: str) -> Program:
-    """Returns a program that imports a module."""
-    return Program(
-        f"import {name}", lambda folder: {"seconds_to_first_step": call(["-c", f"import {name}"], folder)[0]}
-    )
 
 
 def measure(topic: Topic, rounds: int) -> Numbers:
@@ -209,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--topics", help="some of whole,engines,plugins,start; by default all")
+    parser.add_argument("--topics", help="some of whole,engines; by default all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=Path("bench.json"))
     options = parser.parse_args()
