@@ -29,9 +29,9 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def doctor(tmp_path: Path) -> Callable[..., Done]:
-    """`doctor(*words, timeout=120)`: runs `ddp-doctor WORDS` in the test's folder."""
+    """`doctor(*words, timeout=280)`: runs `ddp-doctor WORDS` in the test's folder."""
 
-    def run(*words: str, timeout: float = 120) -> Done:
+    def run(*words: str, timeout: float = 280) -> Done:
         return run_forked(lambda: main(words), tmp_path, timeout)
 
     return run

@@ -29,7 +29,7 @@ class Done:
     err: str
 
 
-def run_forked(work: Callable[[], int], folder: Path, timeout: float = 120) -> Done:
+def run_forked(work: Callable[[], int], folder: Path, timeout: float = 280) -> Done:
     """Runs `work` in a forked process, which must end in time and leave no process of its group."""
     paths = [folder / name for name in ("stdout.txt", "stderr.txt")]
     child = os.fork()
