@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +31,6 @@ ROOT = Path(__file__).parents[1]
 TIMEOUT = float(os.environ.get("DOCTOR_TIMEOUT", "60"))
 GUIDE, PAGE = ROOT / "docs" / "guide.md", ROOT / "docs" / "proof.md"
 BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
-_ROW = re.compile(r"^\| (.+?) \| .* \| \d+ \| (\d{4}-\d\d-\d\d) \|$", re.MULTILINE)
 TRAINCHECK = tuple(
     Case(name, "traincheck.py", name, codes=(code,), note="TrainCheck") for name, code in EXPECTED.items()
 )
@@ -81,30 +78,19 @@ def examine_case(case: Case) -> Result:
     """Examines a project in an empty current folder, since some write files."""
     from ddp_doctor import examine
 
-    target, data = f"{case.path}:{case.target}", case.data and f"{case.path}:{case.data}"
-    if not case.target:
-        target, data = case.file, case.data
-    what: dict[str, Any] = {"target": target, "data": data}
+    what: dict[str, Any] = {"target": case.file, "data": case.data}
+    if case.target:
+        what = {"target": f"{case.path}:{case.target}", "data": case.data and f"{case.path}:{case.data}"}
     if case.command:
         what = {"command": (str(Path(sys.executable).parent / case.words[0]), *case.words[1:])}
-    with _empty_folder():
-        return Result(case, examine(**what, devices=case.devices, timeout=TIMEOUT))
-
-
-@contextmanager
-def _empty_folder() -> Iterator[None]:
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
         # Two of Lightning's demos download this text unless it is here.
-        text = Path("data/wikitext-2.txt")
-        text.parent.mkdir()
         words = random.Random(0)
-        text.write_text("\n".join(" ".join(f"w{words.randrange(100)}" for _ in range(20)) for _ in range(300)))
-        try:
-            yield
-        finally:
-            os.chdir(before)
+        Path("data").mkdir()
+        Path("data/wikitext-2.txt").write_text(
+            "\n".join(" ".join(f"w{words.randrange(100)}" for _ in range(20)) for _ in range(300))
+        )
+        return Result(case, examine(**what, devices=case.devices, timeout=TIMEOUT))
 
 
 def main(words: list[str]) -> int:
@@ -120,25 +106,24 @@ def main(words: list[str]) -> int:
         # The results of the others are kept.
         rows = rows_of_page() | {case.name: _row(result)}
         PAGE.write_text(page_with(rows))
-        print(rows[case.name][0], flush=True)
+        print(rows[case.name], flush=True)
     return int(wrong > 0)
 
 
-def rows_of_page() -> dict[str, tuple[str, bool, str]]:
-    """Returns the row of each program that the page lists, whether it is as expected, and its day."""
-    table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
-    return {row[1]: (row[0], "not as expected" not in row[0], row[2]) for row in _ROW.finditer(table)}
+def rows_of_page() -> dict[str, str]:
+    """Returns the row of each program that the page lists, by its name."""
+    lines = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].splitlines()
+    return {line.split(" | ")[0][2:]: line for line in lines if line.startswith("| ") and line[-3:-2].isdigit()}
 
 
-def _row(result: Result) -> tuple[str, bool, str]:
-    case, day = result.case, time.strftime("%Y-%m-%d")
+def _row(result: Result) -> str:
+    case = result.case
     verdict = "" if case.verdict == Verdict.FAULT or not result.codes else f" ({case.verdict})"
     found = f"{', '.join(result.codes) or 'no fault'}{verdict}{'' if result.is_right else ', not as expected'}"
-    seconds = round(result.report.seconds)
-    return f"| {case.name} | {case.note} | {found} | {seconds} | {day} |", result.is_right, day
+    return f"| {case.name} | {case.note} | {found} | {result.report.seconds:.0f} | {time.strftime('%Y-%m-%d')} |"
 
 
-def page_with(rows: dict[str, tuple[str, bool, str]]) -> str:
+def page_with(rows: dict[str, str]) -> str:
     """Returns the page with these rows."""
     kinds = {
         "all with a finding": [case for case in EVERYTHING if case.codes],
@@ -150,15 +135,15 @@ def page_with(rows: dict[str, tuple[str, bool, str]]) -> str:
         "programs of installed packages": INSTALLED,
     }
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "transformers", "accelerate"))
-    days = sorted(day for _, _, day in rows.values())
+    days = sorted(row.split()[-2] for row in rows.values())
     lines = [f"Seen from {days[0]} to {days[-1]}, on CPUs, with {libraries}.", ""]
     for kind, cases in kinds.items():
-        seen = [rows[case.name][1] for case in cases if case.name in rows]
+        seen = [rows[case.name] for case in cases if case.name in rows]
+        right = sum("not as expected" not in row for row in seen)
         missing = f"; {len(cases) - len(seen)} not examined yet" if len(seen) < len(cases) else ""
-        lines.append(f"- {kind}: {sum(seen)} of {len(seen)} as expected{missing}")
+        lines.append(f"- {kind}: {right} of {len(seen)} as expected{missing}")
     lines += ["", "| project | what it is | found | seconds | seen |", "|---|---|---|---|---|"]
-    for case in EVERYTHING:
-        lines += [rows[case.name][0] if case.name in rows else f"| {case.name} | {case.note} | not examined | | |"]
+    lines += [rows.get(case.name, f"| {case.name} | {case.note} | not examined | | |") for case in EVERYTHING]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     return f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}"
 
