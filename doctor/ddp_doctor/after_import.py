@@ -16,22 +16,30 @@ class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     Args:
         changes: What is called with a module after its import, by the name of the module.
+        missing: Is called with the name of such a module that does not exist.
     """
 
-    def __init__(self, changes: dict[str, Callable[[Any], None]]) -> None:
-        self._changes = changes
+    def __init__(self, changes: dict[str, Callable[[Any], None]], missing: Callable[[str], None] | None = None) -> None:
+        self._changes, self._missing = changes, missing
         self._loaders: dict[str, Any] = {}
+        self._searching: set[str] = set()
         for name in [name for name in changes if name in sys.modules]:
             self._changes.pop(name)(sys.modules[name])
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> Any:
         """Finds a module by the other finders."""
-        if fullname not in self._changes or fullname in self._loaders:
+        if fullname not in self._changes or fullname in self._searching:
             return None
-        self._loaders[fullname] = None
-        spec = importlib.util.find_spec(fullname)
+        # Some packages look for a module before anybody imports it.
+        self._searching.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._searching.remove(fullname)
         if spec is not None:
             self._loaders[fullname], spec.loader = spec.loader, self
+        elif self._missing is not None:
+            self._missing(fullname)
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
@@ -43,4 +51,4 @@ class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = module.__name__
         module.__spec__.loader = module.__loader__ = self._loaders[name]
         self._loaders[name].exec_module(module)
-        self._changes[name](module)
+        self._changes.pop(name)(module)

@@ -17,11 +17,11 @@ from ddp_doctor.findings import Report
 from ddp_doctor.flags import check_request, parse
 from ddp_doctor.output.formats import formatted
 from ddp_doctor.output.terminal import print_text
-from ddp_doctor.stop import recorded_signals
+from ddp_doctor.processes import recorded_signals
 
 _OPTIONS = (
     *("only", "skip", "devices", "steps", "samples", "timeout", "args", "config", "command"),
-    *("keep_output", "baseline", "gpu_as_cpu"),
+    *("baseline", "gpu_as_cpu"),
 )
 
 

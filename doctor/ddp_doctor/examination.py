@@ -51,7 +51,6 @@ def examine(
     args: Sequence[str] = (),
     config: str = "",
     command: Sequence[str] = (),
-    keep_output: bool = False,
     baseline: str = "",
     gpu_as_cpu: bool | None = None,
     on_stage: OnStage | None = None,
@@ -78,7 +77,6 @@ def examine(
         args: Further arguments of a function.
         config: Path of a configuration of LightningCLI, instead of a target.
         command: Words of a command, instead of a target.
-        keep_output: Whether the files that the code writes are kept, in a new folder `doctor-output`.
         baseline: Path of a file of `--write-baseline`, whose findings are accepted.
         gpu_as_cpu: Whether GPUs are emulated on the CPU; by default if the code needs a GPU and the machine has none.
         on_stage: Is called when a stage begins, with its name, its number and the number of stages there are at most.
@@ -103,7 +101,7 @@ def examine(
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
     spec = replace(spec, **device_changes(devices, gpu_as_cpu, torch.cuda.device_count()))  # type: ignore[arg-type]
     with examination_folder() as folder:
-        protection = Protection(folder, keep_output=keep_output)
+        protection = Protection(folder)
         runner = CommandRunner(folder, protection) if what.command else Runner(devices, folder, protection)
         try:
             examination = _Examination(Evidence(spec, runner), checks, folder, on_stage)

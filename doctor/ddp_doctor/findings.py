@@ -137,13 +137,11 @@ class Files:
         protection: `private view`: the kernel showed a copy-on-write view of all files. `copy`: the code ran in a copy
             of the current folder. Empty if nothing was run.
         not_covered: What this does not protect, in sentences.
-        kept: The folder with the files that the code wrote; empty if they were removed.
         remote: The addresses on other machines that the code connected to. What it wrote there is written.
     """
 
     protection: str = ""
     not_covered: Sequence[str] = ()
-    kept: str = ""
     remote: Sequence[str] = ()
 
 

@@ -79,7 +79,6 @@ def _parser() -> Parser:
     add("--timeout", metavar="SECONDS", type=float, default=60.0, help=timeout)
     gpus = "emulate GPUs on the CPU, or never do (default: if the code needs a GPU and the machine has none)"
     add("--gpu-as-cpu", action=argparse.BooleanOptionalAction, default=None, help=gpus)
-    add("--keep-output", action="store_true", help="keep the files that the code writes, in a new folder doctor-output")
     add = parser.add_argument_group("the report").add_argument
     form = "what is printed: text, json, sarif, github (annotations of a workflow) or junit (default: text)"
     add("--format", metavar="NAME", choices=FORMATS, default="text", help=form)

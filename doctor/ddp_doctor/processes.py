@@ -1,15 +1,20 @@
-"""Child processes that must not outlive the examination."""
+"""Child processes that must not outlive the examination, and the signals that end it. Imports no torch."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ddp_doctor.errors import StoppedError
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_received: list[signal.Signals] = []
 
 
 def become_subreaper() -> None:
@@ -70,3 +75,28 @@ def kill_children() -> None:
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+@contextmanager
+def recorded_signals() -> Iterator[None]:
+    """Records signals within the body, which calls `check_signals`; another thread than the main one has none."""
+    _received.clear()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # nohup ignores SIGHUP.
+    chosen = [signum for signum in _STOPPING if signal.getsignal(signum) != signal.SIG_IGN]
+    before = {
+        signum: signal.signal(signum, lambda number, _: _received.append(signal.Signals(number))) for signum in chosen
+    }
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+
+def check_signals() -> None:
+    """Raises a StoppedError if a signal was received."""
+    if _received:
+        raise StoppedError(_received[0])

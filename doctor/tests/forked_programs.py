@@ -1,4 +1,4 @@
-"""python forked_programs.py FOLDER: runs programs in forks of this process, and prints how they end."""
+"""python forked_programs.py FOLDER: runs programs in forks of this process and as usual, and prints how they end."""
 
 import json
 import os
@@ -10,14 +10,13 @@ from pathlib import Path
 
 import ddp_doctor
 from ddp_doctor.launch import program_forks, starters  # noqa: F401
-from ddp_doctor.launch.proxy import SOCKET
 from ddp_doctor.probes import install  # noqa: F401
 from ddp_doctor.records.spec import FOLDER, Spec, Target
 
-# The first line tells a fork, which has NumPy from the start.
+# The first word tells a fork, which has NumPy from the start.
 PROGRAM = """
 import sys
-forked = "numpy" in sys.modules and "torch" not in sys.modules
+forked = "numpy" in sys.modules
 import atexit, json, multiprocessing, os, signal, time
 import helper
 atexit.register(print, "at exit")
@@ -30,8 +29,11 @@ def on_signal(number, _):
     sys.exit(5)
 
 if __name__ == "__main__":
-    facts = [sys.argv, __file__, sys.path[0], os.getcwd(), os.environ["MARK"], sys.orig_argv[1:]]
-    print(json.dumps([forked, *facts]))
+    print(json.dumps([forked, sys.argv, __file__, sys.path[0], os.getcwd(), os.environ["MARK"], sys.orig_argv[1:]]))
+    if "wait" in sys.argv:
+        signal.signal(signal.SIGTERM, on_signal)
+        print(os.getpid(), flush=True)
+        time.sleep(60)
     print(sys.stdin.read(), file=sys.stderr)
     if "spawn" in sys.argv:
         context = multiprocessing.get_context("spawn")
@@ -39,10 +41,6 @@ if __name__ == "__main__":
         process = context.Process(target=double, args=(queue,))
         process.start()
         print(queue.get(), process.join(), process.exitcode)
-    if "wait" in sys.argv:
-        signal.signal(signal.SIGTERM, on_signal)
-        print(os.getpid(), flush=True)
-        time.sleep(60)
     if "fail" in sys.argv:
         raise ValueError("wrong")
     if "abort" in sys.argv:
@@ -60,28 +58,19 @@ STARTS = {
 }
 
 
-def run(name: str, words: list[str], folder: Path, *, forks: bool) -> dict[str, object]:
+def run(name: str, *, forks: bool) -> dict[str, object]:
     environment = {**os.environ, "MARK": name, **({"OMP_NUM_THREADS": "3"} if name == "threads" else {})}
     if not forks:
-        del environment[SOCKET]
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=environment,
-        input="given",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        del environment[program_forks.SOCKET]
+    words = [sys.executable, *STARTS[name]]
+    done = subprocess.run(words, env=environment, input="given", capture_output=True, text=True, check=False)
     return {"code": done.returncode, "out": done.stdout, "err": done.stderr}
 
 
-def interrupted(number: int, folder: Path) -> dict[str, object]:
+def interrupted(number: int) -> dict[str, object]:
     """Starts a program, sends a signal to the process that was started, and waits until the program has ended."""
-    words = [sys.executable, "program.py", "wait"]
-    process = subprocess.Popen(
-        words, cwd=folder, env={**os.environ, "MARK": ""}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-    )
+    words, environment = [sys.executable, "program.py", "wait"], {**os.environ, "MARK": ""}
+    process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
     inner = int(process.stdout.readline())
@@ -93,24 +82,15 @@ def interrupted(number: int, folder: Path) -> dict[str, object]:
     return {"code": code, "out": out, "other": inner != process.pid, "ended": not Path(f"/proc/{inner}").exists()}
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    (folder / "program.py").write_text(PROGRAM)
-    (folder / "helper.py").touch()
-    (folder / "run").mkdir()
-    Spec(Target(command=("x",))).write(folder / "run")
-    os.environ[FOLDER] = str(folder / "run")
-    site = Path(ddp_doctor.__file__).parent / "launch" / "site"
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
-    program_forks.start(folder / "run")
-    found = {
-        f"{name} {'forked' if forks else 'usual'}": run(name, words, folder, forks=forks)
-        for name, words in STARTS.items()
-        for forks in (True, False)
-    }
-    found |= {"SIGTERM": interrupted(signal.SIGTERM, folder), "SIGKILL": interrupted(signal.SIGKILL, folder)}
-    print(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    os.chdir(sys.argv[1])
+    Path("program.py").write_text(PROGRAM)
+    Path("helper.py").touch()
+    folder = Path("run").absolute()
+    folder.mkdir()
+    Spec(Target(command=("x",))).write(folder)
+    site = Path(ddp_doctor.__file__).parent / "launch" / "site"
+    os.environ |= {FOLDER: str(folder), "PYTHONPATH": f"{site}:{os.environ['PYTHONPATH']}"}
+    program_forks.start(folder)
+    found = {f"{name} {forks}": run(name, forks=forks) for name in STARTS for forks in (True, False)}
+    print(json.dumps({**found, **{str(number): interrupted(number) for number in (signal.SIGTERM, signal.SIGKILL)}}))

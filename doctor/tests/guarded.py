@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import writing_programs
@@ -18,53 +19,58 @@ from snapshots import snapshot
 
 from ddp_doctor.files import folder_copy, private_view
 from ddp_doctor.files.protection import Protection
-from ddp_doctor.files.view_process import ViewProcess
 from ddp_doctor.records.spec import Spec, Target
 
 
-def run(way: str, work: Path, request: dict, *, forever: bool) -> None:
-    """Runs a way of writing as a rank does."""
-    os.environ.update(request["environment"])
-    tempfile.tempdir = None
-    if request.get("namespaces"):
-        private_view.enter(request["namespaces"], str(work))
-    else:
-        folder_copy.enter(Path(request["copy"]), ())
-    writing_programs.WAYS[way]()
-    while forever:
-        for other in random.sample(sorted(writing_programs.WAYS), 5):
-            try:
-                writing_programs.WAYS[other]()
-            except Exception:  # noqa: S112
-                continue
+def start(protection: Protection, spec: Spec, work: Callable[[], None]) -> int:
+    """Starts a process as a rank is started, and returns its ID."""
+    request = protection.begin(spec, private_view.make)
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.environ.update(request["environment"])
+        tempfile.tempdir = None
+        if "namespaces" in request:
+            private_view.enter(request["namespaces"], str(Path.cwd()))
+        else:
+            folder_copy.enter(Path(request["copy"]), ())
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def exit_code(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def write_forever() -> None:
+    while True:
+        try:
+            random.choice(list(writing_programs.WAYS.values()))()
+        except Exception:  # noqa: S112
+            continue
 
 
 def main(folder: Path, *, kill: bool) -> None:
-    views, examination = ViewProcess(), folder / "examination"
+    examination = folder / "examination"
     examination.mkdir()
     protection = Protection(examination)
-    for way in writing_programs.WAYS:
+    for way, work in writing_programs.WAYS.items():
         place = folder / way.replace(" ", "-").replace("/", "-")
         place.mkdir()
         writing_programs.prepare(place)
         os.chdir(place / "work")
         before = snapshot(place)
-        request = protection.begin(Spec(Target("a:b")), views.make)
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                run(way, place / "work", request, forever=kill)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
+        pid = start(protection, Spec(Target("a:b")), write_forever if kill else work)
         if kill:
             time.sleep(random.random())
             os.kill(pid, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        after = snapshot(place)
+        code, after = exit_code(pid), snapshot(place)
         changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
         row = {"way": way, "saw": code == 0, "changed": changed, "protection": protection.kind}
         print(json.dumps({**row, "not_covered": protection.not_covered}), flush=True)

@@ -61,12 +61,12 @@ def test_another_file_is_no_baseline(text: str) -> None:
 
 
 def test_settings_come_before_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = '[tool.ddp-doctor]\ndevices = 4\nskip = ["LD012", "LD013"]\nkeep-output = true\nbaseline = "base.json"\n'
+    text = '[tool.ddp-doctor]\ndevices = 4\nskip = ["LD012", "LD013"]\nverbose = true\nbaseline = "base.json"\n'
     (tmp_path / "pyproject.toml").write_text(text)
     (tmp_path / "src").mkdir()
     monkeypatch.chdir(tmp_path / "src")
     request = parse(["a:b"])
-    assert (request.devices, request.skip, request.keep_output) == (4, ["LD012", "LD013"], True)
+    assert (request.devices, request.skip, request.verbose) == (4, ["LD012", "LD013"], True)
     assert request.baseline == str(tmp_path / "base.json")
     assert parse(["a:b", "--devices", "3"]).devices == 3
 

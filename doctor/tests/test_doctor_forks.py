@@ -7,19 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from compared_command import forked_and_usual
 from doctor_support import CHILD_ENV
 
-from ddp_doctor.evidence.comparisons import _repeat
-from ddp_doctor.launch.commands import CommandRunner
-from ddp_doctor.launch.program_forks import settings
-from ddp_doctor.launch.proxy import program_of
-from ddp_doctor.records.run import RankRecord, Run
-from ddp_doctor.records.spec import Spec, Target
+from ddp_doctor.launch.program_forks import program_of
 
 HERE = Path(__file__).parent
 SPAWN = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)"
@@ -40,13 +34,9 @@ COMMANDS = {
         ([__file__, "-m"], ("script", [__file__, "-m"])),
         (["-u", "-B", "-m", "package.train", "-u"], ("module", ["package.train", "-u"])),
         (["-c", SPAWN, "--multiprocessing-fork"], ("code", [SPAWN, "--multiprocessing-fork"])),
-        (["-c", "import torch", "--multiprocessing-fork"], None),
-        (["-c", SPAWN], None),
-        (["-X", "importtime", __file__], None),
+        (["-c", "import torch"], None),
         (["-O", __file__], None),
         (["no_such_file.py"], None),
-        ([str(HERE)], None),
-        (["-"], None),
         ([], None),
     ],
 )
@@ -54,59 +44,6 @@ def test_a_usual_start_of_a_program_is_known(words: list[str], program: Any) -> 
     assert program_of(["python", *words]) == program
 
 
-def test_variables_that_libraries_read_when_they_are_imported_must_be_equal() -> None:
-    ours = {"HOME": "/", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "a", "PYTHONPATH": "/a", "TORCH_LOGS": "all"}
-    assert settings(ours) == {"OMP_NUM_THREADS": "1", "TORCH_LOGS": "all"}
-
-
-def _run(weights: str, folder: str) -> Run:
-    event = {"kind": "stepped", "step": 0, "place": "", "weights": {"0:0": weights}}
-    return Run(Spec(Target(command=("x",))), Path(folder), [RankRecord(0, [event] if weights else [])])
-
-
-class _Evidence:
-    """Evidence whose runs in forks give certain weights."""
-
-    def __init__(self, weights: str) -> None:
-        self.runs = {"ranks": _run("a", "usual")}
-        self.runner, self.weights, self.deterministic = SimpleNamespace(forks=True), weights, None
-
-    def run(self, name: str, **_: Any) -> Run:
-        self.runs[name] = _run(self.weights, "forked") if self.runner.forks else _run("a", "usual")
-        return self.runs[name]
-
-    def again(self) -> Run:
-        return self.run("again")
-
-    def forget_comparisons(self) -> None:
-        self.runs = {"ranks": self.runs["ranks"]}
-
-
-@pytest.mark.parametrize(("weights", "forks"), [("a", True), ("b", False)])
-def test_forks_that_give_other_weights_are_not_used(weights: str, forks: bool) -> None:
-    evidence: Any = _Evidence(weights)
-    assert _repeat(evidence) == ""
-    assert evidence.deterministic
-    assert evidence.runner.forks == forks
-    assert evidence.runs["again"].folder.name == ("forked" if forks else "usual")
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_a_run_that_fails_in_forks_is_repeated_as_the_usual_command(works: bool, monkeypatch: Any) -> None:
-    runner = object.__new__(CommandRunner)
-    runner.forks, seen = True, []
-
-    def run(self: CommandRunner, spec: Spec, environment: Any, *, forks: bool) -> Run:
-        seen.append(forks)
-        return _run("a" if works or not forks else "", "")
-
-    monkeypatch.setattr(CommandRunner, "_run", run)
-    assert runner.run(Spec(Target(command=("x",)))).worked
-    assert seen == ([True] if works else [True, False])
-    assert runner.forks == works
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_forked_program_behaves_as_a_new_interpreter(tmp_path: Path) -> None:
     driver = [sys.executable, str(HERE / "forked_programs.py"), str(tmp_path)]
@@ -116,15 +53,15 @@ def test_a_forked_program_behaves_as_a_new_interpreter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     for name in ("script", "module", "spawn", "fail", "abort", "optimized", "threads"):
-        forked, usual = (found[f"{name} {how}"] for how in ("forked", "usual"))
+        forked, usual = (found[f"{name} {forks}"] for forks in (True, False))
         assert forked["out"].replace("true", "false", 1) == usual["out"]
         # A traceback has other frames.
         assert forked["err"].splitlines()[-1:] == usual["err"].splitlines()[-1:]
         assert forked["code"] == usual["code"] == {"fail": 1, "abort": -signal.SIGKILL}.get(name, 7)
         # Unusual flags, and variables that libraries read when they are imported, need a new interpreter.
         assert ("true" in forked["out"]) == (name not in {"optimized", "threads"})
-    assert found["SIGTERM"] == {"code": 5, "out": f"signal {signal.SIGTERM:d}\nat exit\n", "other": True, "ended": True}
-    assert found["SIGKILL"] == {"code": -signal.SIGKILL, "out": "", "other": True, "ended": True}
+    assert found["15"] == {"code": 5, "out": f"signal {signal.SIGTERM:d}\nat exit\n", "other": True, "ended": True}
+    assert found["9"] == {"code": -signal.SIGKILL, "out": "", "other": True, "ended": True}
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_code_that_fails_on_one_process_is_run_on_several(works: bool, tmp_path:
     given = evidence(otherwise=lambda spec: wrong if spec.world_size == 1 else several)
     examination = _Examination(given, {}, tmp_path)
     examination.run()
-    report = examination.report("mine:main", 0.0, Protection(tmp_path, keep_output=False))
+    report = examination.report("mine:main", 0.0, Protection(tmp_path))
     assert report.exit_code == (0 if works else 2)
     assert "devices=2 does not match" in report.stages[0].outcome
     assert bool(report.error) is not works

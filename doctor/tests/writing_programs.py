@@ -1,7 +1,6 @@
 """Programs that write in many ways, over files that exist and beside them; each sees what it has written."""
 
 import contextlib
-import csv
 import logging
 import os
 import random
@@ -35,7 +34,6 @@ def prepare(folder: Path) -> None:
     (work / "link").symlink_to(outside / "precious")
     os.link(outside / "precious", work / "hard")
     np.save(work / "array.npy", np.arange(6.0))
-    (work / "metrics.csv").write_text("step,loss\n1,0.5\n")
     with contextlib.closing(sqlite3.connect(work / "runs.db")) as base, base:
         base.execute("create table runs (name text)")
     for path in sorted(folder.rglob("*")):
@@ -43,21 +41,15 @@ def prepare(folder: Path) -> None:
 
 
 def opened() -> None:
-    with open("model.pt", "wb") as file:
-        file.write(b"new")
-    assert Path("model.pt").read_bytes() == b"new"
-    with open("fresh.bin", "xb") as file:
-        file.write(b"new")
-    assert "fresh.bin" in os.listdir()
-
-
-def appended() -> None:
-    with open("mine.log", "a") as file:
-        file.write("+")
-    assert open("mine.log").read() == "mine: mine.log+"
     with open("model.pt", "r+b") as file:
         file.write(b"MINE")
     assert Path("model.pt").read_text() == "MINE: model.pt"
+    with open("fresh.bin", "xb") as file:
+        file.write(b"new")
+    with open("mine.log", "a") as file:
+        file.write("+")
+    assert open("mine.log").read() == "mine: mine.log+"
+    assert "fresh.bin" in os.listdir()
 
 
 def by_pathlib() -> None:
@@ -66,13 +58,14 @@ def by_pathlib() -> None:
     Path("new/deep/file").touch()
     assert Path("mine.txt").read_text() == "new"
     assert [path.name for path in Path("new").rglob("*")] == ["deep", "file"]
-    assert {path.name for path in Path().glob("m*.txt")} == {"mine.txt"}
 
 
-def torch_saved() -> None:
+def tensors_saved() -> None:
     for path in ("model.pt", "new.pt"):
         torch.save({"x": torch.ones(2)}, path)
         assert torch.load(path)["x"].sum() == 2
+    save_file({"x": torch.ones(2)}, "model.safetensors")
+    assert load_file("model.safetensors")["x"].sum() == 2
 
 
 def trainer_saved() -> None:
@@ -86,67 +79,39 @@ def trainer_saved() -> None:
     assert "last.ckpt" in os.listdir("checkpoints")
 
 
-def safetensors_saved() -> None:
-    save_file({"x": torch.ones(2)}, "model.safetensors")
-    assert load_file("model.safetensors")["x"].sum() == 2
-
-
-def pretrained_saved() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=8, n_positions=8))
-    model.save_pretrained(".")
-    assert {"config.json", "model.safetensors"} <= set(os.listdir())
-    assert GPT2LMHeadModel.from_pretrained(".").config.n_embd == 8
-
-
 def array_saved() -> None:
-    np.save("array.npy", np.zeros(2))
-    assert np.load("array.npy").shape == (2,)
-    np.savez("new.npz", x=np.ones(2))
-    assert np.load("new.npz")["x"].sum() == 2
-
-
-def mapped_in_place() -> None:
     array = np.load("array.npy", mmap_mode="r+")
     array[:] = 7
     array.flush()
     assert np.load("array.npy").tolist() == [7.0] * 6
+    np.save("array.npy", np.zeros(2))
+    assert np.load("array.npy").shape == (2,)
 
 
 def replaced() -> None:
     Path("new.tmp").write_text("new")
     os.replace("new.tmp", "model.pt")
     assert Path("model.pt").read_text() == "new"
-    assert not Path("new.tmp").exists()
     os.rename("model.ckpt", "old/moved")
     assert Path("old/moved").read_text() == "mine: model.ckpt"
-    assert not os.path.exists("model.ckpt")
+    assert not {"new.tmp", "model.ckpt"} & set(os.listdir())
 
 
 def removed() -> None:
     os.remove("model.pt")
     Path("mine.txt").unlink()
-    with contextlib.suppress(FileNotFoundError):
-        os.stat("model.pt")
-        raise AssertionError
-    assert not {"model.pt", "mine.txt"} & set(os.listdir())
-    Path("mine.txt").write_text("again")
-    assert Path("mine.txt").read_text() == "again"
-
-
-def tree_removed() -> None:
     shutil.rmtree("old")
-    assert not os.path.isdir("old")
+    assert not {"model.pt", "mine.txt", "old"} & set(os.listdir())
     os.makedirs("old")
     assert os.listdir("old") == []
+    Path("mine.txt").write_text("again")
+    assert Path("mine.txt").read_text() == "again"
 
 
 def copied() -> None:
     shutil.copy("mine.txt", "model.pt")
     assert Path("model.pt").read_text() == "mine: mine.txt"
     shutil.copytree("old", "copy")
-    assert sorted(path.name for path in Path("copy").rglob("*")) == ["a", "b", "deep"]
     shutil.move("copy", "old/copy")
     assert Path("old/copy/deep/b").exists()
 
@@ -158,21 +123,13 @@ def database() -> None:
         assert base.execute("select * from runs").fetchall() == [("x",)]
 
 
-def command_copies() -> None:
-    subprocess.run(["cp", "mine.txt", "model.pt"], check=True, capture_output=True)
-    assert Path("model.pt").read_text() == "mine: mine.txt"
-
-
-def command_removes() -> None:
-    subprocess.run("rm -r old && echo x > model.pt", shell=True, check=True, capture_output=True)
-    assert not Path("old").exists()
-
-
-def python_writes() -> None:
+def other_processes() -> None:
+    subprocess.run("cp mine.txt model.ckpt && rm -r old && echo x > model.pt", shell=True, check=True)
+    assert Path("model.ckpt").read_text() == "mine: mine.txt"
     code = "import os; open('model.pt', 'w').write('child'); os.remove('mine.txt')"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert Path("model.pt").read_text() == "child"
-    assert not Path("mine.txt").exists()
+    assert not {"old", "mine.txt"} & set(os.listdir())
 
 
 def logged() -> None:
@@ -182,9 +139,6 @@ def logged() -> None:
     logger.warning("hello")
     handler.close()
     assert "hello" in Path("mine.log").read_text()
-    with open("metrics.csv", "a", newline="") as file:
-        csv.writer(file).writerow([2, 0.25])
-    assert len(list(csv.reader(open("metrics.csv")))) == 3
     writer = SummaryWriter("board")
     writer.add_scalar("x", 1.0, 1)
     writer.close()
@@ -203,7 +157,6 @@ def linked() -> None:
     os.symlink("model.pt", "pointer")
     with open("pointer", "a") as file:
         file.write("+")
-    assert os.readlink("pointer") == "model.pt"
     assert Path("model.pt").read_text() == "mine: model.pt+"
 
 
@@ -222,35 +175,21 @@ def changed() -> None:
     assert os.path.getmtime("mine.txt") == 1
     os.truncate("mine.log", 2)
     assert os.path.getsize("mine.log") == 2
-    os.rmdir(Path("empty").mkdir() or "empty")
-    for root, folders, files in os.walk("old"):
-        for name in [*folders, *files]:
-            os.chmod(os.path.join(root, name), 0o700)
-    handle = os.open("model.ckpt", os.O_WRONLY | os.O_TRUNC)
-    os.write(handle, b"raw")
-    os.close(handle)
-    assert os.path.getsize("model.ckpt") == 3
+    os.chmod("old", 0o500)
 
 
 WAYS = {
     "open": opened,
-    "append": appended,
     "pathlib": by_pathlib,
-    "torch.save": torch_saved,
+    "torch.save and safetensors": tensors_saved,
     "the Trainer and ModelCheckpoint": trainer_saved,
-    "safetensors": safetensors_saved,
-    "save_pretrained": pretrained_saved,
-    "np.save": array_saved,
-    "np.memmap in place": mapped_in_place,
+    "np.memmap and np.save": array_saved,
     "os.replace and os.rename": replaced,
-    "os.remove": removed,
-    "shutil.rmtree": tree_removed,
+    "os.remove and shutil.rmtree": removed,
     "shutil.copy, copytree and move": copied,
     "sqlite3": database,
-    "a command copies": command_copies,
-    "a command removes": command_removes,
-    "another Python": python_writes,
-    "logging, csv and TensorBoard": logged,
+    "a shell and another Python": other_processes,
+    "logging and TensorBoard": logged,
     "links": linked,
     "absolute paths": outside,
     "chmod, utime and truncate": changed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -18,13 +18,13 @@ MOST_BYTES = 500_000_000
 _LINKED = {".git", ".hg", ".svn", ".venv", "venv", "node_modules"}
 
 
-def make(folder: Path, root: Path, skipped: Collection[Path]) -> None:
+def make(folder: Path, root: Path, skipped: Path) -> None:
     """Copies a folder to its path below another root, with links to all that is beside the folders around it.
 
     Args:
         folder: The folder.
         root: The root, whose parent exists.
-        skipped: Folders that are left out.
+        skipped: The folder of the examination, which is left out.
 
     Raises:
         InputError: The folder is too large.
@@ -47,14 +47,14 @@ def make(folder: Path, root: Path, skipped: Collection[Path]) -> None:
         )
 
 
-def _copy(source: Path, target: Path, skipped: Collection[Path], sizes: Counter[str], top: str = "") -> None:
+def _copy(source: Path, target: Path, skipped: Path, sizes: Counter[str], top: str = "") -> None:
     """Copies a folder, and adds the sizes of its entries to those of the entries of the outermost folder."""
     target.mkdir()
     for entry in os.scandir(source):
         path, copy = Path(entry.path), target / entry.name
         # Other programs may remove it meanwhile.
         with suppress(FileNotFoundError):
-            if path in skipped:
+            if path == skipped:
                 continue
             if entry.is_symlink():
                 copy.symlink_to(path.readlink())

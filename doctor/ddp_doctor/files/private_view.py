@@ -6,13 +6,18 @@ has to be undone if the doctor is killed.
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import shutil
+import signal
 import stat
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ddp_doctor.files import kernel
 from ddp_doctor.processes import die_with_parent
@@ -26,19 +31,73 @@ _SHOWN = {
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 # A larger file beside a mount is shown read-only, and not copied.
 _MOST_BYTES = 16 << 20
+_MOST_ENTRIES = 20_000
+# The namespaces of the view that this process keeps.
+_namespaces: list[int] = []
 
 
-def mounts() -> dict[str, str]:
-    """Returns the kind of file system by mount point."""
-    found = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        place = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
-        found[place] = fields[fields.index("-") + 1]
-    return found
+def make(folder: Path, layers: Path) -> dict[str, Any]:
+    """Makes a view; the one before ends with its processes.
+
+    Args:
+        folder: Folder of the examination, which stays as it is for all.
+        layers: Empty folder in it, for what is written.
+
+    Returns:
+        `namespaces` (paths by which processes of this user find them), `read_only` (folders that this user may write,
+        but the run may not), and `single` (whether files of other owners cannot be written); or `error`.
+    """
+    while _namespaces:
+        os.close(_namespaces.pop())
+    answer, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_with_parent()
+            os.write(told, f"{json.dumps(_made(folder, layers))}\n".encode())
+            signal.pause()
+        finally:
+            os._exit(0)
+    os.close(told)
+    try:
+        with os.fdopen(answer) as answers:
+            made: dict[str, Any] = json.loads(answers.readline() or '{"error": "the process was lost"}')
+        if "error" not in made:
+            kinds = ("user", "mnt") if made["single"] else ("mnt",)
+            _namespaces.extend(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in kinds)
+            made["namespaces"] = [f"/proc/{os.getpid()}/fd/{handle}" for handle in _namespaces]
+        return made
+    except OSError as error:
+        return {"error": str(error)}
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
-def separate() -> bool:
+def enter(namespaces: Sequence[str], cwd: str) -> None:
+    """Moves this process, which must have one thread, into a view."""
+    kernel.enter(namespaces)
+    os.chdir(cwd)
+    if os.geteuid():
+        kernel.drop_capabilities()
+    die_with_parent()
+
+
+def _made(folder: Path, layers: Path) -> dict[str, Any]:
+    """Makes a view in this process, and describes it."""
+    try:
+        single = _separate()
+        if single and (other := _foreign_file(Path.cwd())):
+            return {"error": f"{other} belongs to another user or group"}
+        view = _View(folder, layers, in_user_namespace=single)
+        view.make()
+    except OSError as error:
+        return {"error": str(error)}
+    return {"read_only": view.read_only, "single": single}
+
+
+def _separate() -> bool:
     """Moves this process to a new mount namespace; returns whether it needs a user namespace, with its user alone."""
     user, group = os.geteuid(), os.getegid()
     if user == 0:
@@ -52,40 +111,54 @@ def separate() -> bool:
     return True
 
 
-def enter(namespaces: Sequence[str], cwd: str) -> None:
-    """Moves this process, which must have one thread, into a view."""
-    kernel.enter(namespaces)
-    os.chdir(cwd)
-    if os.geteuid():
-        kernel.drop_capabilities()
-    die_with_parent()
+def _foreign_file(folder: Path) -> str:
+    """Returns an entry of a folder that belongs to others, although this user may write it; empty if there is none."""
+    own = os.geteuid(), os.getegid()
+    for path in itertools.islice(folder.rglob("*"), _MOST_ENTRIES):
+        with suppress(FileNotFoundError):
+            found = path.lstat()
+            if (found.st_uid, found.st_gid) != own and not path.is_symlink() and os.access(path, os.W_OK):
+                return str(path)
+    return ""
 
 
-class PrivateView:
-    """The view of this process, whose mount namespace must be its own.
+def _needed_folders() -> list[Path]:
+    """Returns the current folder and those that the environment names, with those around them, outer ones first."""
+    values = [str(Path.cwd()), tempfile.gettempdir()]
+    values += [part for value in os.environ.values() for part in value.split(os.pathsep)]
+    found: set[Path] = set()
+    for value in values:
+        # A text that is no path, or one that this user may not see.
+        with suppress(OSError, ValueError):
+            if value.startswith("/") and Path(value).is_dir():
+                place = Path(value).resolve()
+                found |= {place, *place.parents}
+    return sorted(found)
 
-    Args:
-        folder: Folder of the examination, which stays as it is for all.
-        layers: Empty folder for what is written; it must be in the folder of the examination.
-        in_user_namespace: Whether this process has a separate user namespace.
-        foreign: Folders that are made in the layers before, because the kernel cannot copy them there.
 
-    Attributes:
-        read_only: Folders that this user may write, but the run may not, because the kernel cannot overlay them.
-        places: The folder that each layer covers, by the name of the layer.
-        in_memory: Whether the layers are in memory, because the temporary folder cannot hold them.
-    """
+def _mounts() -> dict[str, str]:
+    """Returns the kind of file system by mount point."""
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        place = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
+        found[place] = fields[fields.index("-") + 1]
+    return found
 
-    def __init__(self, folder: Path, layers: Path, *, in_user_namespace: bool, foreign: Sequence[str] = ()) -> None:
-        self.folder, self.layers, self.foreign = str(folder), layers, foreign
+
+class _View:
+    """The view of this process, whose mount namespace must be its own."""
+
+    def __init__(self, folder: Path, layers: Path, *, in_user_namespace: bool) -> None:
+        self.folder, self.layers = str(folder), layers
         self.read_only: list[str] = []
-        self.places: dict[str, str] = {}
-        self.in_memory = False
         self._root = str(layers / "root")
         # redirect_dir lets folders be renamed; it needs the rights of root.
         self._options = "userxattr" if in_user_namespace else "redirect_dir=on"
-        self._mounts: dict[str, str] = {}
-        self._count = 0
+        # A user namespace has no right to copy the folders of others into a layer.
+        self._needed = _needed_folders() if in_user_namespace else []
+        self._mounts = _mounts()
+        self._numbers = itertools.count()
 
     def make(self) -> None:
         """Makes the view the root of this process.
@@ -94,72 +167,60 @@ class PrivateView:
             OSError: The kernel does not permit it.
         """
         kernel.mount("", "/", flags=kernel.RECURSIVE | kernel.PRIVATE)
-        self._mounts = mounts()
-        self._try()
+        in_memory = not self._supports_overlays()
+        if in_memory:
+            # The file system of the temporary folder is none that can hold them.
+            kernel.mount("none", str(self.layers), "tmpfs", options="mode=700")
+            Path(self._root).mkdir()
         self._build("/")
-        shown = self._at(self.folder)
-        kernel.bind(self.folder, shown)
-        if not self.in_memory:
+        kernel.bind(self.folder, self._at(self.folder))
+        if not in_memory:
             kernel.mount("none", self._at(str(self.layers)), "tmpfs", options="mode=700")
         kernel.change_root(self._root)
 
     def _at(self, path: str) -> str:
         return f"{self._root}{path}".rstrip("/")
 
-    def _try(self) -> None:
-        """Tries an overlay; the layers are in memory if the temporary folder does not support it."""
-        for self.in_memory in (False, True):
-            if self.in_memory:
-                kernel.mount("none", str(self.layers), "tmpfs", options="mode=700")
-            Path(self._root).mkdir()
-            empty = self.layers / "empty"
-            empty.mkdir()
-            try:
-                self._overlay(str(empty), self._root)
-            except OSError:
-                if self.in_memory:
-                    raise
-            else:
-                kernel.unmount(self._root)
-                self.places.clear()
-                return
+    def _supports_overlays(self) -> bool:
+        Path(self._root).mkdir()
+        empty = self.layers / "empty"
+        empty.mkdir()
+        try:
+            self._overlay(str(empty), self._root)
+        except OSError:
+            return False
+        kernel.unmount(self._root)
+        return True
 
     def _overlay(self, lower: str, target: str) -> None:
-        number, self._count = str(self._count), self._count + 1
-        upper, work = self.layers / number / "files", self.layers / number / "work"
+        layer = self.layers / str(next(self._numbers))
+        upper, work = layer / "files", layer / "work"
         upper.mkdir(parents=True)
         work.mkdir()
         _copy_facts(Path(lower), upper)
-        for folder in self._foreign_in(lower):
-            made = upper / folder.relative_to(lower)
-            made.mkdir(exist_ok=True)
-            _copy_facts(folder, made)
+        below = self._below(lower)
+        for folder in self._needed:
+            if Path(lower) in folder.parents and not any(folder.is_relative_to(place) for place in below):
+                made = upper / folder.relative_to(lower)
+                made.mkdir()
+                _copy_facts(folder, made)
         # Paths may have characters that separate the options.
         handles = [os.open(path, os.O_PATH) for path in (lower, upper, work)]
         names = ("lowerdir", "upperdir", "workdir")
         options = ",".join(f"{name}=/proc/self/fd/{handle}" for name, handle in zip(names, handles, strict=True))
         try:
             kernel.mount("overlay", target, "overlay", options=f"{options},{self._options}")
-            self.places[number] = lower
         finally:
             for handle in handles:
                 os.close(handle)
 
-    def _foreign_in(self, lower: str) -> list[Path]:
-        """Returns the foreign folders of a folder that are in no other mount."""
-        inside = [Path(place) for place in self.foreign if Path(lower) in Path(place).parents]
-        return [path for path in inside if not any(path.is_relative_to(place) for place in self._below(lower))]
-
     def _build(self, path: str) -> None:
         """Shows a folder with all that is mounted in it."""
-        target, kind = self._at(path), self._mounts.get(path)
-        if path == "/dev" or kind in _SHOWN:
+        target = self._at(path)
+        if path == "/dev" or self._mounts.get(path) in _SHOWN:
             kernel.bind(path, target, kernel.RECURSIVE)
             if path == "/dev" and _SHARED_MEMORY in self._mounts:
                 self._overlay(_SHARED_MEMORY, self._at(_SHARED_MEMORY))
-            return
-        if not Path(path).is_dir():
-            self._show_read_only(path)
             return
         below = self._below(path)
         try:
@@ -184,22 +245,19 @@ class PrivateView:
         """Shows a folder entry by entry."""
         kernel.mount("none", self._at(path), "tmpfs", options=f"mode={stat.S_IMODE(Path(path).stat().st_mode):o}")
         for entry in os.scandir(path):
+            target = Path(self._at(entry.path))
             # Other programs may remove it meanwhile.
             with suppress(FileNotFoundError):
-                self._build_part(entry)
-
-    def _build_part(self, entry: os.DirEntry[str]) -> None:
-        target = Path(self._at(entry.path))
-        if entry.is_symlink():
-            target.symlink_to(Path(entry.path).readlink())
-        elif entry.is_dir():
-            target.mkdir()
-            self._build(entry.path)
-        elif entry.is_file() and entry.stat().st_size <= _MOST_BYTES and os.access(entry.path, os.R_OK):
-            shutil.copy2(entry.path, target)
-        else:
-            target.touch()
-            self._show_read_only(entry.path)
+                if entry.is_symlink():
+                    target.symlink_to(Path(entry.path).readlink())
+                elif entry.is_dir():
+                    target.mkdir()
+                    self._build(entry.path)
+                elif entry.is_file() and entry.stat().st_size <= _MOST_BYTES and os.access(entry.path, os.R_OK):
+                    shutil.copy2(entry.path, target)
+                else:
+                    target.touch()
+                    self._show_read_only(entry.path)
 
     def _show_read_only(self, path: str) -> None:
         target = self._at(path)

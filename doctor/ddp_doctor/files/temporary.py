@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -37,20 +36,15 @@ def remove_stale() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         # Another user of the machine may have put anything under this name.
         with suppress(OSError):
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if _is_stale(handle):
-                    remove(folder)
-            finally:
-                os.close(handle)
+            found = folder.lstat()
+            # A folder of this user that nobody else can read.
+            if found.st_uid == os.geteuid() and found.st_mode & 0o170077 == 0o040000 and _is_stale(folder, found):
+                remove(folder)
 
 
-def _is_stale(folder: int) -> bool:
-    found = os.fstat(folder)
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        return False
+def _is_stale(folder: Path, found: os.stat_result) -> bool:
     try:
-        lock = os.open(_LOCK, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=folder)
+        lock = os.open(folder / _LOCK, os.O_WRONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return time.time() - found.st_mtime > _SECONDS_WITHOUT_LOCK
     try:

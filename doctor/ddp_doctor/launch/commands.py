@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_doctor.errors import InputError
-from ddp_doctor.files.protection import VIEW, Protection
+from ddp_doctor.files.protection import Protection
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.run import Run, load_record
 from ddp_doctor.records.spec import Spec
@@ -50,11 +50,11 @@ class CommandRunner(Runner):
         """Does nothing: the command starts new interpreters."""
 
     def use_forks(self) -> bool:
-        """Lets further runs be forks of an interpreter that has imported torch, unless writes are redirected in it."""
-        self.forks = self.protection.kind == VIEW
-        if self.forks and not self._is_warm:
+        """Lets further runs be forks of an interpreter that has imported torch."""
+        if not self._is_warm:
             self._is_warm = self.interpreters[1].wait(300.0)["ready"]
-        return self.forks
+        self.forks = True
+        return True
 
     def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
         """Runs a specification to its end or timeout.

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor.files import folder_copy, private_view
-from ddp_doctor.files.view_process import ViewProcess
 from ddp_doctor.launch import program_forks
 from ddp_doctor.launch.rank import run_rank
 from ddp_doctor.processes import become_subreaper, die_with_parent, kill_children, living_children
@@ -38,11 +37,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    views = ViewProcess()
     for line in sys.stdin:
         request = json.loads(line)
         if "view" in request:
-            answer = views.make(*map(Path, request["view"]))
+            answer = private_view.make(*map(Path, request["view"]))
         elif "folder" in request:
             answer = _run(request, answers)
         else:

@@ -1,18 +1,18 @@
-"""Runs the Python programs of a command in forks of this process, which has imported torch, as new interpreters would.
+"""Runs the Python programs of a command in forks of a process that has imported torch, as new interpreters would.
 
 An import of torch takes a second, and two or three processes of each run need it. The first run of an examination is
 the user's command as it is. The later ones are run here; the first of them must give the weights of the user's command.
-A new interpreter asks for a fork in `proxy`.
+
+A new interpreter asks for a fork. It stays, with its process ID, until the program ends: it forwards signals, and ends
+with the same exit code. Whatever is unusual, the program is run in the new interpreter.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
-import copy
 import fcntl
 import importlib
-import importlib.abc
 import importlib.machinery
 import json
 import os
@@ -29,23 +29,94 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.launch.proxy import SOCKET, python
-from ddp_doctor.launch.rank import observe
 from ddp_doctor.processes import die_with_parent
 from ddp_doctor.records.spec import FOLDER
 
+# The environment variable that names the socket of the process that has imported torch.
+SOCKET = "DDP_DOCTOR_FORKS"
+_SPAWNS = "from multiprocessing.spawn import spawn_main;"
 # Variables that libraries may read when they are imported, and those of them that do not matter here.
 _READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "GOMP_", "TORCH", "PYTORCH", "LD_", "PYTHON", "OPENBLAS_")
 _READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "PYTHONPATH", "PYTHONUNBUFFERED")
 
 
-def settings(environment: dict[str, str]) -> dict[str, str]:
-    """Returns the variables of an environment that must be those of this process."""
-    return {
+def program_of(words: list[str]) -> tuple[str, list[str]] | None:
+    """Returns what a Python runs (`script`, `module` or `code`), and the words from there on; None if that is unusual.
+
+    Args:
+        words: `sys.orig_argv`.
+    """
+    rest = words[1:]
+    while rest and rest[0] in {"-u", "-B"}:
+        rest = rest[1:]
+    if len(rest) > 1 and rest[0] == "-m":
+        return "module", rest[1:]
+    if len(rest) > 1 and rest[0] == "-c" and rest[1].startswith(_SPAWNS) and "--multiprocessing-fork" in rest:
+        return "code", rest[1:]
+    if rest and not rest[0].startswith("-") and Path(rest[0]).is_file():
+        return "script", rest
+    return None
+
+
+def _interpreter(environment: dict[str, str]) -> list[Any]:
+    """Returns what must be equal in both interpreters."""
+    read = {
         name: value
         for name, value in environment.items()
         if name.startswith(_READ_AT_IMPORT) and not name.startswith(_READ_LATER)
     }
+    return [sys.prefix, sys.version, bool(sys.dont_write_bytecode), read]
+
+
+def run_elsewhere() -> None:
+    """Runs this program in a fork of the other process, and ends; returns if that is not possible."""
+    program = program_of(sys.orig_argv)
+    if program is None:
+        return
+    files = [number for number in _open_files() if os.get_inheritable(number)]
+    request = {
+        "interpreter": _interpreter(dict(os.environ)),
+        "program": program,
+        "words": sys.orig_argv,
+        "path": sys.path,
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "files": files,
+        "leads_session": os.getsid(0) == os.getpid(),
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(os.environ[SOCKET])
+        socket.send_fds(connection, [json.dumps(request).encode()], files)
+        if answer := connection.recv(16):
+            _follow(int(answer), connection, files)
+
+
+def _open_files() -> list[int]:
+    """Returns the numbers of the open files of this process."""
+    numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    # The folder itself was one of them.
+    return [number for number in numbers if os.path.lexists(f"/proc/self/fd/{number}")]
+
+
+def _follow(pid: int, connection: socket.socket, files: list[int]) -> None:
+    """Forwards signals to the other process, and ends as it does."""
+
+    def forward(number: int, _: Any) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, forward)
+    # The other end of a pipe sees its end as soon as the program closes it.
+    for file in files:
+        os.close(file)
+    # Without an answer, the process that forks programs was lost, which ends all of them.
+    code = int(connection.recv(16) or -signal.SIGKILL)
+    if code < 0:
+        with suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def start(folder: Path) -> None:
@@ -54,7 +125,7 @@ def start(folder: Path) -> None:
     Args:
         folder: Folder of the run.
     """
-    known = settings(dict(os.environ))
+    own = _interpreter(dict(os.environ))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(folder / "forks"))
     listener.listen(64)
@@ -68,7 +139,7 @@ def start(folder: Path) -> None:
                 connection, _ = listener.accept()
                 if os.fork() == 0:
                     die_with_parent()
-                    _serve(connection, known)
+                    _serve(connection, own)
                     os._exit(0)
                 connection.close()
         finally:
@@ -76,17 +147,17 @@ def start(folder: Path) -> None:
     listener.close()
 
 
-def _serve(connection: socket.socket, known: dict[str, str]) -> None:
+def _serve(connection: socket.socket, own: list[Any]) -> None:
     """Runs a program, and tells the process that waits for it how it has ended.
 
     Args:
-        connection: Leads to that process, which starts the program as usual if it gets no answer.
-        known: What `settings` returned when this process was started.
+        connection: Leads to that process, which runs the program itself if it gets no answer.
+        own: What `_interpreter` returned when this process was started.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     message, files, _, _ = socket.recv_fds(connection, 1 << 20, 253)
     request = json.loads(message)
-    if request["python"] != python() or settings(request["environment"]) != known:
+    if request["interpreter"] != own:
         return
     pid = os.fork()
     if pid == 0:
@@ -109,10 +180,8 @@ def _take_files(files: list[int], numbers: list[int]) -> None:
     highest = max(numbers)
     for source, number in zip([fcntl.fcntl(file, fcntl.F_DUPFD, highest + 1) for file in files], numbers, strict=True):
         os.dup2(source, number)
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        if int(entry.name) not in numbers:
-            with suppress(OSError):
-                os.close(int(entry.name))
+    for number in set(_open_files()) - set(numbers):
+        os.close(number)
 
 
 def _become(request: dict[str, Any]) -> None:
@@ -135,40 +204,14 @@ def _become(request: dict[str, Any]) -> None:
     importlib.invalidate_caches()
 
 
-class _HiddenTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Hides torch, and gives it back with the probes when the program imports it, as a new interpreter has it then."""
-
-    def __init__(self) -> None:
-        names = [name for name in sys.modules if name.partition(".")[0] == "torch"]
-        self._hidden = {name: sys.modules.pop(name) for name in names}
-        self._spec = self._hidden["torch"].__spec__
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """Finds torch."""
-        if fullname != "torch":
-            return None
-        found = copy.copy(self._spec)
-        assert found is not None
-        found.loader = self
-        return found
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Returns torch."""
-        return self._hidden["torch"]
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Shows torch, and installs the probes."""
-        sys.meta_path.remove(self)
-        module.__spec__ = self._spec
-        sys.modules.update(self._hidden)
-        observe(Path(os.environ[FOLDER]))
-
-
 def _run(kind: str, words: list[str]) -> None:
     """Runs a program to its end, which is the end of this process."""
+    from ddp_doctor.launch.rank import observe
+
     code: Any = None
-    sys.meta_path.insert(0, _HiddenTorch())
     try:
+        # A new interpreter does so when it has imported torch.
+        observe(Path(os.environ[FOLDER]))
         _execute(kind, words)
     except SystemExit as error:
         code = error.code

@@ -20,10 +20,9 @@ from typing import Any, cast
 
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.probes.install import STOP
-from ddp_doctor.processes import processes_of_group
+from ddp_doctor.processes import check_signals, processes_of_group
 from ddp_doctor.records.run import Run, load_record
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.stop import check_signals
 
 # Seconds that the other ranks may still run after one has failed, and in which they write their records at a timeout.
 _GRACE = _SECONDS_TO_RECORD = 5.0

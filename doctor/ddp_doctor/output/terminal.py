@@ -177,8 +177,6 @@ def remarks(report: Report) -> list[str]:
     if files.protection:
         found.append(f"Your files were kept from the code by {_PROTECTIONS[files.protection]}.")
     found += files.not_covered
-    if files.kept:
-        found.append(f"What the code wrote is in {files.kept}.")
     if files.remote:
         found.append(f"The code connected to {', '.join(files.remote)}: what it wrote there is not undone.")
     return [*map(plain, found), _LIMITS]
