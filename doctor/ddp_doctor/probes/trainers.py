@@ -6,7 +6,6 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +15,6 @@ from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_OF_LIGHTNING = {"lightning", "pytorch_lightning"}
 
 
 class TrainerProbe:
@@ -40,26 +38,27 @@ class TrainerProbe:
 
     def _change(self, module: Any) -> None:
         wrap(module.Trainer, "__init__", self._on_trainer)
-        for name, whole in (("estimated_stepping_batches", self._steps), ("num_training_batches", self._batches)):
-            short = getattr(module.Trainer, name)
-            setattr(module.Trainer, name, property(partial(_as_seen, name, short.fget, whole), doc=short.__doc__))
+        short = module.Trainer.estimated_stepping_batches
+        # A schedule has the length of the whole training run; Lightning itself does not ask for it.
+        whole = property(lambda trainer: self._steps(trainer, short.fget(trainer)), doc=short.__doc__)
+        module.Trainer.estimated_stepping_batches = whole
 
-    def _batches(self, trainer: Any, short: float) -> float:
-        """Returns the batches of a whole epoch if they are known, else those of the shortened one."""
+    def _batches(self, trainer: Any) -> float:
+        """Returns the batches of a whole epoch; 0 if they are not known."""
         loader, limit = trainer.train_dataloader, self._limits.get(trainer)
         if isinstance(loader, list | tuple | dict) or trainer.fast_dev_run or trainer.overfit_batches:
-            return short
+            return 0
         try:
             count = len(loader)
         except (TypeError, NotImplementedError):
-            return short
+            return 0
         if limit is None:
             return count
         return min(limit, count) if isinstance(limit, int) else int(count * limit)
 
     def _steps(self, trainer: Any, short: float) -> float:
         """Returns the optimizer steps of the whole training run if they are known, else those of the shortened one."""
-        batches = self._batches(trainer, 0)
+        batches = self._batches(trainer)
         if not batches or not math.isfinite(short) or trainer.max_epochs is None or trainer.max_epochs < 0:
             return short
         steps = math.ceil(batches / trainer.accumulate_grad_batches) * max(trainer.max_epochs, 1)
@@ -79,8 +78,7 @@ class TrainerProbe:
             self.recorder.add("reported", key=key, values=values, name=name, by_trainer=True)
 
     def _on_trainer(self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> None:
-        names = list(inspect.signature(original).parameters)[1:]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = _given(original, args, kwargs)
         if not given.get("fast_dev_run"):
             limit, steps = given.get("limit_train_batches"), self.spec.steps
             most = steps * int(given.get("accumulate_grad_batches") or 1)
@@ -93,20 +91,10 @@ class TrainerProbe:
         original(trainer, **given)
 
     def _on_callback(self, callback: Any, *args: Any, **kwargs: Any) -> None:
-        names = list(inspect.signature(type(callback).__init__).parameters)[1:]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if given.get("monitor"):
-            self.recorder.add("monitor", name=str(given["monitor"]))
+        if name := _given(type(callback).__init__, args, kwargs).get("monitor"):
+            self.recorder.add("monitor", name=str(name))
 
 
-def _as_seen(name: str, short: Callable[[Any], Any], whole: Callable[[Any, Any], Any], trainer: Any) -> Any:
-    """Returns a length: for what runs the epochs that of the shortened run, for a schedule that of the whole run."""
-    value = short(trainer)
-    frame = sys._getframe(1)
-    if frame.f_globals.get("__name__", "").partition(".")[0] in _OF_LIGHTNING:
-        return value
-    while name == "num_training_batches" and frame.f_code.co_name != "configure_optimizers":
-        if frame.f_back is None or frame.f_globals.get("__name__", "").partition(".")[0] in _OF_LIGHTNING:
-            return value
-        frame = frame.f_back
-    return whole(trainer, value)
+def _given(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Returns the arguments of a method by name, without the object."""
+    return {**dict(zip(list(inspect.signature(function).parameters)[1:], args, strict=False)), **kwargs}
