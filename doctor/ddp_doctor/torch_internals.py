@@ -1,15 +1,4 @@
-"""Private parts of torch and Python, each with its test in tests/test_probes.py.
-
-1. `LoaderIndices`, `watch_indices`: the index lists that a DataLoader's iterator takes, also those that it gives to
-   its workers before it is returned. `test_the_indices_of_a_loader_are_seen`.
-2. `without_modes`: leaves all dispatch modes. `test_a_dispatch_mode_is_left_for_a_while`.
-3. `graph_nodes`: the nodes of an autograd graph. `test_the_nodes_of_a_kept_graph_are_counted`.
-4. `in_backward`: whether a backward pass runs. `test_a_backward_pass_is_seen`.
-5. `tree_leaves`, `tree_map`: nested batches. `test_nested_batches_are_flattened`.
-6. `on_indices`: the index lists and the batches that an iterator takes. `test_indices_and_batches_are_told`.
-7. `name_generators`: what names temporary files and semaphores. `test_a_temporary_name_is_drawn_by_no_program`.
-8. `ignored_by_ddp`: the names that DistributedDataParallel is told to ignore. `test_what_ddp_ignores_is_known`.
-"""
+"""Private parts of torch and Python, each with its test in tests/test_probes.py."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import inspect
 import random
 import threading
 import weakref
@@ -51,8 +52,6 @@ COLLECTIVES = (
 # Larger buckets of communication hooks are not recorded.
 _LARGE = 5_000_000
 _MOST_LOSSES = 500
-# The positions of the arguments of `cross_entropy` and `nll_loss`.
-_IGNORED, _REDUCTION = 4, 6
 _MOST_PERMUTATIONS, _LONGEST_PERMUTATION = 20, 100_000
 
 
@@ -231,16 +230,15 @@ class CallProbe:
 
     def _on_loss(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Records over how many labels a loss is a mean."""
-        result = original(*args, **kwargs)
-        target = args[1] if len(args) > 1 else kwargs.get("target")
-        reduction = args[_REDUCTION] if len(args) > _REDUCTION else kwargs.get("reduction", "mean")
-        weight = args[2] if len(args) > 2 else kwargs.get("weight")
-        known = isinstance(target, torch.Tensor) and not target.is_floating_point() and weight is None
+        result, given = original(*args, **kwargs), inspect.signature(original).bind(*args, **kwargs)
+        given.apply_defaults()
+        wanted = given.arguments
+        target = wanted["target"]
+        is_mean = wanted["weight"] is None and wanted["reduction"] == "mean" and not target.is_floating_point()
         # cross_entropy of torch does not call nll_loss of Python.
-        if known and reduction == "mean" and result.requires_grad and self._losses < _MOST_LOSSES:
+        if is_mean and result.requires_grad and self._losses < _MOST_LOSSES:
             self._losses += 1
-            ignored = args[_IGNORED] if len(args) > _IGNORED else kwargs.get("ignore_index", -100)
-            count = int((target != ignored).sum())
+            count = int((target != wanted["ignore_index"]).sum())
             self.recorder.add("mean_of_labels", value=float(result.detach()), count=count)
         return result
 

@@ -39,15 +39,15 @@ class DrawFlow:
 
     def __init__(self) -> None:
         self.draws: list[Followed] = []
-        self._begin()
+        # What a tensor is, by its identity: "data", "activation", or the draws that are in it.
+        self._known: Any = WeakIdKeyDictionary()
 
     def begin(self, batch: Any) -> None:
         """Begins a step with a batch."""
-        self.draws = []
-        self._begin()
+        self.draws, self._known = [], WeakIdKeyDictionary()
         for leaf in tree_leaves(batch):
             if isinstance(leaf, torch.Tensor):
-                self._data[leaf] = True
+                self._known[leaf] = "data"
 
     def see(self, name: str, args: Any, kwargs: Any, outputs: Iterable[torch.Tensor], drew: bool) -> None:
         """Takes an operator that was run.
@@ -62,65 +62,38 @@ class DrawFlow:
         if in_backward():
             return
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if drew or name.endswith(_SHAPE_ONLY):
-            inputs = [] if name.endswith((*_SHAPE_ONLY, "_")) else inputs
-        sources = [draw for tensor in inputs for draw in self._sources.get(tensor, ())]
-        others = [tensor for tensor in inputs if tensor not in self._sources]
-        met = any(tensor in self._activations for tensor in others)
-        data = any(tensor in self._data for tensor in others)
+        if name.endswith(_SHAPE_ONLY) or (drew and name.endswith("_")):
+            inputs = []
+        known = [self._known.get(tensor) for tensor in inputs]
+        sources = [draw for kind in known if isinstance(kind, list) for draw in kind]
+        trained = [tensor.requires_grad for tensor in inputs]
+        met, data = "activation" in known, "data" in known
+        into_data = data or any(of for of, kind in zip(trained, known, strict=True) if not isinstance(kind, list))
         for draw in sources:
-            if draw["drops"]:
-                continue
-            if met:
-                draw["into"] = draw["into"] or "model"
-            elif data or any(tensor.requires_grad for tensor in others):
-                draw["into"] = "data"
+            if not draw["drops"]:
+                draw["into"] = (draw["into"] or "model") if met else "data" if into_data else draw["into"]
         if name == "aten::div_" and sources and sources[0]["op"] == "bernoulli_":
             # Dropout that is made of a mask, divided by the share that is kept.
             sources[0] |= {"into": "model", "drops": True}
         if drew and len(self.draws) < _MOST_DRAWS:
-            sources = [*sources, self._drawn(name, args, outputs, met)]
-        self._mark(inputs, outputs, sources, met, data)
+            drops = any(part in name for part in _DROPS)
+            draw = {
+                "drops": drops,
+                "op": name.partition("::")[2],
+                "values": max((out.numel() for out in outputs), default=0),
+                "into": "model" if drops or met else "",
+                "place": user_place(),
+            }
+            self.draws.append(draw)
+            sources = [*sources, draw]
+        is_activation = met or (any(trained) and not all(trained))
+        if kind := "activation" if is_activation else sources or ("data" if data else None):
+            for out in outputs:
+                self._known[out] = kind
 
     def found(self) -> list[Followed]:
         """Returns the draws of more than one value, which differ between samples."""
         return [draw for draw in self.draws if draw["values"] > 1]
-
-    def _drawn(self, name: str, args: Any, outputs: Iterable[torch.Tensor], met: bool) -> Followed:
-        drops = any(part in name for part in _DROPS)
-        draw: Followed = {
-            "drops": drops,
-            "op": name.partition("::")[2],
-            "values": max((out.numel() for out in outputs), default=0),
-            "into": "model" if drops or met else "",
-            "place": user_place(),
-        }
-        self.draws.append(draw)
-        return draw
-
-    def _mark(
-        self,
-        inputs: list[torch.Tensor],
-        outputs: Iterable[torch.Tensor],
-        sources: list[Followed],
-        met: bool,
-        data: bool,
-    ) -> None:
-        trained = [tensor.requires_grad for tensor in inputs]
-        activation = met or (any(trained) and not all(trained))
-        for out in outputs:
-            if activation:
-                self._activations[out] = True
-            elif sources:
-                self._sources[out] = sources
-            elif data:
-                self._data[out] = True
-
-    def _begin(self) -> None:
-        # A tensor is compared by its identity.
-        self._sources: Any = WeakIdKeyDictionary()
-        self._data: Any = WeakIdKeyDictionary()
-        self._activations: Any = WeakIdKeyDictionary()
 
 
 _DROPOUT = "aten::native_dropout"

@@ -9,7 +9,6 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from ddp_doctor.probes.options import OptionProbe
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.trainers import TrainerProbe
+from ddp_doctor.probes.wrap import wrap
 from ddp_doctor.probes.written_files import SAVED, FileProbe
 from ddp_doctor.records.recorder import Recorder, agreed
 from ddp_doctor.records.spec import Spec
@@ -80,7 +80,9 @@ class Probes:
         np.random.seed(seed)
         if self.spec.double:
             torch.set_default_dtype(torch.float64)
-            _disable_autocast()
+            # Nothing is computed in less than 64 bits.
+            wrap(torch.autocast, "__enter__", lambda original, mode: mode)
+            wrap(torch.autocast, "__exit__", lambda original, mode, *_: None)
         others = (
             TrainerProbe(self.recorder, self.spec),
             ReportProbe(self.recorder),
@@ -208,14 +210,3 @@ def _rank() -> int:
     """Returns the rank that the environment names, or the number of this process among those of multiprocessing."""
     number = re.search(r"\d+$", multiprocessing.current_process().name)
     return int(os.environ.get("RANK") or (number[0] if number else 0))
-
-
-def _disable_autocast() -> None:
-    make: Callable[..., None] = torch.autocast.__init__
-
-    def disabled(
-        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
-    ) -> None:
-        make(self, device_type, torch.bfloat16, enabled=False)
-
-    torch.autocast.__init__ = disabled  # type: ignore[method-assign]

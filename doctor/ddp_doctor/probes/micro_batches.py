@@ -20,7 +20,7 @@ from ddp_doctor.torch_internals import in_backward, tree_leaves, tree_map
 def _records(folder: Path, world_size: int) -> list[dict[str, Any]]:
     """Returns what the ranks of a run recorded."""
     # Each process of a command does this, including workers: mapped files are in memory once, and only as needed.
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True, mmap=True) for rank in range(world_size)]
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False, mmap=True) for rank in range(world_size)]
 
 
 class RankBatches:

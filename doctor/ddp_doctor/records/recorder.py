@@ -22,31 +22,6 @@ from torch import distributed
 from ddp_doctor.records.spec import PACKAGE
 from ddp_doctor.torch_internals import without_modes
 
-# Lists that may be as long as a data set.
-_LONG = ("indices", "sizes")
-_LEAST = 10_000
-
-
-def packed(event: dict[str, Any]) -> dict[str, Any]:
-    """Returns an event with its long lists as tensors, and with NumPy's numbers as Python's, which can be loaded."""
-    long = {name: torch.tensor(event[name], device="cpu") for name in _LONG if len(event.get(name, ())) > _LEAST}
-    return {**{name: value if name in long else plain(value) for name, value in event.items()}, **long}
-
-
-def plain(value: Any) -> Any:
-    """Returns a value whose numbers are Python's: a program may compute its learning rate with NumPy."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {plain(key): plain(part) for key, part in value.items()}
-    return type(value)(map(plain, value)) if type(value) in {list, tuple, set} else value
-
-
-def unpacked(event: dict[str, Any]) -> dict[str, Any]:
-    """Returns an event as it was before `packed`."""
-    return {**event, **{name: event[name].tolist() for name in _LONG if isinstance(event.get(name), torch.Tensor)}}
-
-
 # An event is attributed to the innermost frame outside of these.
 _LIBRARIES = (
     *{sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")},
@@ -107,8 +82,7 @@ class Recorder:
             target = self.folder / f"rank{self.rank}.pt"
             temporary = target.with_suffix(f".{os.getpid()}.tmp")
             with without_modes():
-                events = [packed(event) for event in self.events]
-                save({"rank": self.rank, "events": events, "tensors": dict(self.tensors)}, temporary)
+                save({"events": list(self.events), "tensors": dict(self.tensors)}, temporary)
             temporary.replace(target)
 
 
@@ -211,19 +185,13 @@ def agreed(path: Path, number: int, *, late: bool) -> int:
 
 def own_part(tensor: Any) -> torch.Tensor:
     """Returns the part of a sharded tensor that this rank holds; any other tensor as it is."""
-    part: torch.Tensor = tensor.to_local() if _is_distributed(tensor) else tensor
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part.wait() if hasattr(part, "wait") else part
 
 
 def is_sharded(tensor: Any) -> bool:
     """Returns whether each rank holds a part of a tensor only."""
-    return _is_distributed(tensor) and tensor.device_mesh.size() > 1
-
-
-def _is_distributed(tensor: Any) -> bool:
-    """Returns whether a tensor is a DTensor, whose module takes long to import, so that only its users do."""
-    known = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return known is not None and isinstance(tensor, known)
+    return hasattr(tensor, "device_mesh") and bool(tensor.device_mesh.size() > 1)
 
 
 def digest(value: Any) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.records.recorder import unpacked
 from ddp_doctor.records.spec import PACKAGE, Spec
 
 # What a rank says when it has lost another one.
@@ -226,14 +225,13 @@ def load_record(folder: Path, rank: int, code: int | None) -> RankRecord:
         # torch says that it examines sparse tensors, such as gradients of the program.
         warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
         if path.exists():
-            loaded = torch.load(path, "cpu", weights_only=True, mmap=True)
+            loaded = torch.load(path, "cpu", weights_only=False, mmap=True)
     output, stack, lines = (
         _text(folder / name) for name in (f"output{rank}.txt", f"stack{rank}.txt", f"journal{rank}.jsonl")
     )
     # The last line of a process that was killed may be incomplete.
     journal = [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith("\n")]
-    events = [unpacked(event) for event in loaded["events"]]
-    return RankRecord(rank, events, loaded["tensors"], output, stack, code, journal)
+    return RankRecord(rank, loaded["events"], loaded["tensors"], output, stack, code, journal)
 
 
 def _text(path: Path) -> str:
