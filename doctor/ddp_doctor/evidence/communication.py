@@ -60,14 +60,14 @@ def hook_effects(run: Run | None) -> list[HookEffect]:
     events = run.ranks[0].of_kind("comm_hook") if run and run.ranks else []
     if run is None or not events:
         return []
-    buckets: dict[int, list[str]] = {}
-    for name in run.ranks[0].tensors:
-        if name.startswith("hook_out/"):
-            buckets.setdefault(int(name.split("/")[1]), []).append(name.removeprefix("hook_out/"))
     found = []
-    for step, keys in sorted(buckets.items()):
-        given, results = (_joined(run, kind, keys) for kind in ("hook_in", "hook_out"))
-        if not given or not results or len({part.shape for part in [*given, *results]}) > 1:
+    buckets = [name.removeprefix("hook_out/") for name in run.ranks[0].tensors if name.startswith("hook_out/")]
+    for step in sorted({int(key.split("/")[0]) for key in buckets}):
+        given, results = (
+            [_joined(rank, kind, [key for key in buckets if key.startswith(f"{step}/")]) for rank in run.ranks]
+            for kind in ("hook_in", "hook_out")
+        )
+        if len({len(part) for part in [*given, *results]}) > 1:
             continue
         mean = torch.stack(given).mean(0)
         if size := float(mean @ mean):
@@ -79,14 +79,10 @@ def hook_effects(run: Run | None) -> list[HookEffect]:
     return found
 
 
-def _joined(run: Run, kind: str, keys: list[str]) -> list[torch.Tensor]:
-    """Returns the buckets of each rank as one vector; empty if a rank lacks one."""
-    parts = [run.tensors(f"{kind}/{key}") for key in keys]
-    return (
-        [torch.cat([part.flatten().double() for part in of_rank]) for of_rank in zip(*parts, strict=True)]
-        if all(parts)
-        else []
-    )
+def _joined(rank: RankRecord, kind: str, keys: Sequence[str]) -> torch.Tensor:
+    """Returns the buckets of a step as one vector."""
+    parts = [rank.tensors[name].flatten().double() for key in keys if (name := f"{kind}/{key}") in rank.tensors]
+    return torch.cat(parts) if parts else torch.empty(0)
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -120,13 +116,13 @@ def _reduced_at_times(run: Run, keys: list[str], steps: int) -> str:
         if any(word in event["op"] for word in ("reduce", "gather")):
             seen.setdefault(event["step"], Counter())[event.get("size", 0)] += 1
     total = sum(known)
-
-    def holds(sizes: Counter[int]) -> bool:
-        # One by one, or as one vector, which may also contain the statistics of batch norm and a number of samples.
-        return not Counter(known) - sizes or any(total <= size <= _MORE * total + _FEW for size in sizes)
-
+    # One by one, or as one vector, which may also contain the statistics of batch norm and a number of samples.
+    times = [
+        step
+        for step, sizes in seen.items()
+        if not Counter(known) - sizes or any(total <= size <= _MORE * total + _FEW for size in sizes)
+    ]
     # A model with one tensor can have the size of a metric.
-    times = [step for step, sizes in seen.items() if holds(sizes)]
     return f"before step {min(times)}" if len(known) > 1 and times and min(times) and 2 * len(times) <= steps else ""
 
 
@@ -159,19 +155,15 @@ def _has_owners(run: Run, step: int, key: str) -> bool:
 
 def shards(evidence: Evidence) -> bool:
     """Returns whether each rank holds a part of the parameters only, so that those of two ranks are not to be equal."""
-    sharded = any(event.get("sharded") for rank in evidence.ranks for event in rank.of_kind("step")[:1])
-    return sharded or _slices(evidence.ranks)
-
-
-def _slices(ranks: Sequence[RankRecord]) -> bool:
-    """Returns whether an optimizer has tensors of the rank, as slices of the parameters, and no parameter itself."""
+    ranks = evidence.ranks
+    if any(event.get("sharded") for rank in ranks for event in rank.of_kind("step")[:1]):
+        return True
+    # An optimizer may have tensors of the rank, as slices of the parameters. Backward passes reach parameters alone.
     keys = list(names_of(ranks[0])) if len(ranks) > 1 else []
-    # Backward passes reach the parameters of a module.
     reached = {key.partition(":")[0] for key in keys for rank in ranks if f"local/0/{key}" in rank.tensors}
     for key in keys:
-        values = [rank.tensors.get(f"before/0/{key}") for rank in ranks]
-        known = [value for value in values if value is not None]
-        differ = len(known) == len(ranks) and any(not torch.equal(value, known[0]) for value in known)
+        values = [rank.tensors[name] for rank in ranks if (name := f"before/0/{key}") in rank.tensors]
+        differ = len(values) == len(ranks) and any(not torch.equal(value, values[0]) for value in values)
         if differ and key.partition(":")[0] not in reached:
             return True
     return False
@@ -187,15 +179,13 @@ def own_models(evidence: Evidence) -> str:
     if len(ranks) < 2 or any(rank.of_kind("ddp") for rank in ranks) or averaged_weights(evidence):
         return ""
     pairs = [
-        (applied, local)
+        [rank.tensors.get(f"{kind}/0/{key}") for kind in ("applied", "local")]
         for rank in ranks
         for key in names_of(rank)
-        if (applied := rank.tensors.get(f"applied/0/{key}")) is not None
-        and (local := rank.tensors.get(f"local/0/{key}")) is not None
-        # A single value is a multiple of any other.
-        and local.numel() > 1
     ]
-    if not pairs or not all(is_multiple(*pair) for pair in pairs):
+    # A single value is a multiple of any other.
+    known = [(a, b) for a, b in pairs if a is not None and b is not None and b.numel() > 1]
+    if not known or not all(is_multiple(*pair) for pair in known):
         return ""
     if len({tuple(event.get("lr", ())) for rank in ranks for event in rank.of_kind("step")[:1]}) > 1:
         return "with another learning rate from the start"

@@ -8,7 +8,6 @@ from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import owned
 from ddp_doctor.evidence.rank_comparison import RankComparison
-from ddp_doctor.evidence.requirements import not_compared
 from ddp_doctor.findings import Comparison
 from ddp_doctor.records.run import Run
 
@@ -118,7 +117,7 @@ def compare_evaluation(evidence: Evidence) -> tuple[str, str]:
 def comparison_of(evidence: Evidence) -> Comparison:
     """Returns whether the ranks were compared with one process, how, and what would make it possible."""
     found = evidence.reference
-    if reason := not_compared(evidence):
+    if reason := found.cannot:
         return Comparison(reason=reason, option=_option(evidence))
     return Comparison(
         True,

@@ -50,23 +50,13 @@ class Decision:
 
 @dataclass(frozen=True)
 class OwnValue:
-    """A number that two ranks read differently where they decide whether training ends, or whether to step.
-
-    Attributes:
-        place: The user's `file:line in function`.
-        text: The condition, such as `stopper.update(loss)`.
-        operand: What differs, such as `loss`.
-        ranks: The two ranks.
-        values: Their numbers.
-        skips: Whether the ranks decide whether the optimizer steps.
-    """
+    """A number `operand` that two ranks read differently in a condition `text` at a place of the user's code."""
 
     place: str
     text: str
     operand: str
     ranks: tuple[int, int]
     values: tuple[float, float]
-    skips: bool
 
 
 def different_decisions(evidence: Evidence) -> Sequence[Decision]:
@@ -100,29 +90,25 @@ def own_value(evidence: Evidence, *, skips: bool = False) -> OwnValue | None:
     for one, other in combinations(ranks, 2):
         first, second = (_merged(record, "values") for record in (one, other))
         # What is decided before the first optimizer step is not learned.
-        learned = [place for place in first.keys() & second.keys() if _merged(one, "steps").get(place)]
-        for place in sorted(learned):
+        for place in sorted(place for place in first.keys() & second.keys() if _merged(one, "steps").get(place)):
             condition = _condition_at(place)
             if condition is None or condition.names_rank or condition.fails:
                 continue
             if not (condition.skips_step(steps) if skips else condition.ends_training(steps)):
                 continue
             for a, b in zip(first[place], second[place], strict=False):
-                for operand in sorted(a.keys() & b.keys()):
-                    pair = a[operand], b[operand]
-                    if _differ(*pair):
-                        where = f"{place} in {condition.function}"
-                        return OwnValue(where, condition.text, operand, (one.rank, other.rank), pair, skips)
+                for operand in sorted(key for key in a.keys() & b.keys() if _differ(a[key], b[key])):
+                    where = f"{place} in {condition.function}"
+                    return OwnValue(where, condition.text, operand, (one.rank, other.rank), (a[operand], b[operand]))
     return None
 
 
-def different_metrics(evidence: Evidence) -> tuple[dict[str, Any], int, list[float]] | None:
-    """Returns the first step of a schedule that gets another value on each rank, its number, and the values."""
-    steps = [rank.of_kind("metric of schedule") for rank in evidence.ranks]
-    for time, events in enumerate(zip(*steps, strict=False), start=1):
+def different_metrics(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
+    """Returns the first step of a schedule that gets another value on each rank, and the values."""
+    for events in zip(*(rank.of_kind("metric of schedule") for rank in evidence.ranks), strict=False):
         values = [event["value"] for event in events]
         if max(values) - min(values) > _ROUNDING * max(map(abs, values)):
-            return events[0], time, values
+            return events[0], values
     return None
 
 
@@ -132,10 +118,8 @@ def deciding_numbers(evidence: Evidence) -> set[float]:
     steps, saves = _places(ranks, "step"), _places(ranks, "save")
     found = {event["value"] for rank in ranks for event in rank.of_kind("metric of schedule")}
     for place, times in (item for rank in ranks for item in _merged(rank, "values").items()):
-        condition = _condition_at(place)
-        if condition is None or condition.fails:
-            continue
-        if condition.is_around(saves) or condition.keeps_weights or condition.stops(steps):
+        one = _condition_at(place)
+        if one and not one.fails and (one.is_around(saves) or one.keeps_weights or one.stops(steps)):
             found |= {value for values in times for value in values.values()}
     return {value for value in found if math.isfinite(value) and not value.is_integer()}
 
@@ -235,19 +219,18 @@ class _Condition:
 
     def stops(self, steps: set[str]) -> bool:
         """Returns whether the training loop ends by it, or by a value that it sets."""
-        if self.ends_training(steps):
-            return True
         names, attributes = _assigned(self.node)
+        reached = [self]
+        # Through up to three other values, as `best`, then `patience`, then `stop`.
         for _ in range(3):
             for other in _conditions(self.path).values():
                 used, same = _names(other.node.test), other.scope is self.scope
-                if used & attributes or (used & names and same):
-                    if other.ends_training(steps):
-                        return True
+                if other not in reached and (used & attributes or (used & names and same)):
+                    reached.append(other)
                     more = _assigned(other.node)
                     attributes |= more[1]
                     names |= more[0] if same else set()
-        return False
+        return any(condition.ends_training(steps) for condition in reached)
 
     def ends_training(self, steps: set[str]) -> bool:
         """Returns whether it leaves a loop or function in which the optimizer steps."""
@@ -270,8 +253,7 @@ class _Condition:
         if isinstance(self.node, ast.While):
             return False
         inside, otherwise = (
-            any(line in _lines_of(part) for line in lines) if part else False
-            for part in (self.node.body, self.node.orelse)
+            bool(part) and any(line in _lines_of(part) for line in lines) for part in (self.node.body, self.node.orelse)
         )
         if inside or otherwise:
             return inside != otherwise

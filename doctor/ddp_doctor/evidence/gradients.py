@@ -64,11 +64,14 @@ def first_divergence(evidence: Evidence) -> Divergence | None:
 
     Parameters that each rank owns are meant to differ.
     """
-    meant = shards(evidence) or averaged_weights(evidence) or own_models(evidence)
-    found = None if meant else _first_of(evidence.trained)
+    found = None if _are_meant_to_differ(evidence) else _first_of(evidence.trained)
     hooks = hook_effects(evidence.worked("ranks")) if found else []
     hook = next((hook for hook in hooks if found and hook.step == found.step and hook.local), None)
     return replace(found, hook=hook) if found else None
+
+
+def _are_meant_to_differ(evidence: Evidence) -> bool:
+    return bool(shards(evidence) or averaged_weights(evidence) or own_models(evidence))
 
 
 def skipping_rank(evidence: Evidence) -> int | None:
@@ -93,13 +96,11 @@ def owned(rank: RankRecord) -> set[str]:
 
 def later_divergence(evidence: Evidence) -> Divergence | None:
     """Returns the same for a run of more steps, whose tensors are not recorded: what begins later is seen as well."""
-    if not evidence.trained or shards(evidence) or averaged_weights(evidence) or own_models(evidence):
+    if not evidence.trained or _are_meant_to_differ(evidence):
         return None
     many = evidence.longer()
-    if not many.worked or averaged_weights_of(many):
-        # Averages may begin late as well.
-        return None
-    found = _first_of(many.ranks)
+    # Averages may begin late as well.
+    found = _first_of(many.ranks) if many.worked and not averaged_weights_of(many) else None
     # The time may be over on one rank a step earlier.
     return None if found and found.kind == "steps" else found
 
@@ -131,7 +132,7 @@ def _classify(
     first: RankRecord, second: RankRecord, step: int, different: list[str], place: str, meant: Collection[str]
 ) -> Divergence:
     names, known = names_of(first), dict[str, Any]()
-    for key in [key for key in names if key not in meant]:
+    for key in (key for key in names if key not in meant):
         pairs = [
             [record.tensors.get(f"{what}/{step}/{key}") for record in (first, second)] for what in ("applied", "local")
         ]

@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison, compare_records, vector
+from ddp_doctor.evidence.rank_comparison import (
+    MICRO_BATCHES,
+    RankComparison,
+    before_clipping,
+    compare_records,
+    vector,
+)
 from ddp_doctor.probes.micro_batches import Turn, plan_of
 from ddp_doctor.records.run import RankRecord, Run
 
@@ -47,9 +53,13 @@ def compare_micro_batches(ranks: Run, references: Sequence[Run], *, threshold: f
         return RankComparison(cannot=joined)
     if not joined.tensors:
         return RankComparison(cannot="one process ends before it has had all micro-batches of a step of the ranks")
-    before_clipping = replace(ranks, ranks=[_before_clipping(rank) for rank in ranks.ranks])
-    found = compare_records(before_clipping, joined, threshold=threshold, method=MICRO_BATCHES)
+    unclipped = replace(ranks, ranks=[_without_outputs(before_clipping(rank)) for rank in ranks.ranks])
+    found = compare_records(unclipped, joined, threshold=threshold, method=MICRO_BATCHES)
     return replace(found, limits=_UNSEEN)
+
+
+def _without_outputs(record: RankRecord) -> RankRecord:
+    return replace(record, tensors={name: value for name, value in record.tensors.items() if name[:4] != "out/"})
 
 
 def missing_turns(ranks: Run, references: Sequence[Run]) -> int:
@@ -146,7 +156,7 @@ def _joined(ranks: Run, one: RankRecord, plan: Sequence[Turn], threshold: float,
     for turn in plan:
         wanted.setdefault(turn.step, set()).add(turn)
     parts: dict[int, list[int]] = {}
-    own, taken = _before_clipping(one), one.of_kind("step")
+    own, taken = before_clipping(one), one.of_kind("step")
     for number, event in enumerate(taken):
         had = {plan[place] for place in event["passes"] if place < len(plan)}
         steps = {turn.step for turn in had}
@@ -181,13 +191,3 @@ def _is_linear(one: RankRecord, step: int, threshold: float) -> bool:
         return applied is None or local is None or not applied.any()
     rest = applied - (applied @ local) / (local @ local) * local
     return float(rest.norm()) <= 10 * threshold * float(applied.norm())
-
-
-def _before_clipping(record: RankRecord) -> RankRecord:
-    """Returns a record with the gradients before clipping as those that were applied."""
-    tensors = {
-        name.replace("unclipped/", "applied/", 1) if name.startswith("unclipped/") else name: tensor
-        for name, tensor in sorted(record.tensors.items(), key=lambda item: item[0].startswith("unclipped/"))
-        if not name.startswith("out/")
-    }
-    return replace(record, tensors=tensors)

@@ -19,6 +19,9 @@ BATCHES = "one process got the recorded batches of all ranks, concatenated"
 MICRO_BATCHES = "one process got the recorded micro-batches of the ranks, one after another"
 # Gradients are compared at up to this many coordinates.
 _MOST_COORDINATES = 2_000_000
+# The least-squares solution of `gradient = sum over ranks of weight * gradient of the rank`, and what it leaves of the
+# gradient, relative; without weights if they are not known.
+Weights = tuple[tuple[float, ...], float]
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,13 @@ class RankComparison:
         step: The step of `difference`.
         tensor: The parameter of `difference`.
         threshold: Above this, `difference` is no rounding.
-        weights: The least-squares solution of `gradient of one process = sum over ranks of weight * gradient of the
-            rank`, before clipping; for a mean over equal shares it is 1 / ranks each. Empty if it is not known.
-        residual: What this combination leaves of the gradient, relative.
+        weights: Those of the ranks in the gradient of one process, before clipping; for a mean over equal shares they
+            are 1 / ranks each.
+        residual: What they leave.
         differences: The difference of each step.
-        applied: For each rank, the same weights for the gradient that its optimizer got, and the residual.
+        applied: The weights in the gradient that the optimizer of each rank got.
         reference: The same for the optimizer of one process, whose gradient a scaler may have divided.
         module: The first module whose outputs differ, with its class; empty if there is none.
-        module_difference: The relative difference of its outputs.
         modules_seen: Whether the outputs of all modules are known.
         cannot: Why the comparison says nothing; empty if it does.
         method: How one process got what the ranks had: `BATCHES`, or `MICRO_BATCHES` where that is not possible; empty
@@ -56,11 +58,10 @@ class RankComparison:
     weights: tuple[float, ...] = ()
     residual: float = 0.0
     differences: tuple[float, ...] = ()
-    applied: tuple[tuple[tuple[float, ...], float], ...] = ()
-    reference: tuple[tuple[float, ...], float] = ((), 0.0)
+    applied: tuple[Weights, ...] = ()
+    reference: Weights = ((), 0.0)
     module: str = ""
     module_class: str = ""
-    module_difference: float = 0.0
     modules_seen: bool = True
     cannot: str = ""
     method: str = ""
@@ -99,7 +100,8 @@ def compare_ranks(ranks: Run, reference: Run, *, threshold: float = THRESHOLD) -
     one = reference.ranks[0]
     if failures := one.end["failures"]:
         return RankComparison(cannot=f"one process cannot be given the same samples and draws: {failures[0]}")
-    if _passes(one) != _passes(ranks.ranks[0]):
+    passes = [[len(event.get("passes", ())) for event in rank.of_kind("step")[:1]] for rank in (one, ranks.ranks[0])]
+    if passes[0] != passes[1]:
         return RankComparison(cannot="one process makes another number of backward passes per optimizer step")
     return compare_records(ranks, one, threshold=threshold)
 
@@ -112,11 +114,10 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
     worst, differences = (0.0, 0, ""), []
     rates = [[event["lr"] for event in record.of_kind("step")] for record in (ranks.ranks[0], one)]
     for step in steps:
-        if rates[0][:step] != rates[1][:step]:
-            # Another schedule is a separate finding, and changes all later gradients.
-            break
-        if step and not any(name.startswith(f"applied/{step}/") for name in ranks.ranks[0].tensors):
-            # Of a large network, the ranks record the first steps alone.
+        # Another schedule is a separate finding, and changes all later gradients. Of a large network, the ranks record
+        # the first steps alone.
+        recorded = any(name.startswith(f"applied/{step}/") for name in ranks.ranks[0].tensors)
+        if rates[0][:step] != rates[1][:step] or (step and not recorded):
             break
         found = _gradient_difference(ranks.ranks[0], one, step)
         if found is None:
@@ -125,43 +126,37 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         # The first step that differs, otherwise the worst.
         if worst[0] <= threshold and not found[0] <= worst[0]:
             worst = (found[0], step, found[1])
-    weights, residual = _weights(ranks, one, worst[1])
-    applied = tuple(_least_squares(ranks, vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
-    module, kind, amount, seen = _first_module(ranks, one, max(threshold / 1000, 1e-9))
+    difference, step, tensor = worst
+    weights, residual = _weights(ranks, one, step)
+    module, kind, seen = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     return RankComparison(
-        *worst,
+        difference,
+        step,
+        tensor,
         threshold,
         weights,
         residual,
-        tuple(differences),
-        applied,
-        _least_squares(ranks, vector(one, worst[1], "applied"), worst[1]),
-        module,
-        kind,
-        amount,
-        seen,
+        differences=tuple(differences),
+        applied=tuple(_least_squares(ranks, vector(rank, step, "applied"), step) for rank in ranks.ranks),
+        reference=_least_squares(ranks, vector(one, step, "applied"), step),
+        module=module,
+        module_class=kind,
+        modules_seen=seen,
         method=method,
-        passes=passes_of_rank_0(ranks, worst[1]) if worst[0] > threshold else (),
+        passes=passes_of_rank_0(ranks, step) if difference > threshold else (),
     )
-
-
-def _passes(record: RankRecord) -> list[int]:
-    """Returns the number of backward passes before the first optimizer step; of a record without passes, nothing."""
-    events = record.of_kind("step")
-    return [len(event.get("passes", ())) for event in events[:1]]
 
 
 def names_of(record: RankRecord) -> dict[str, str]:
     """Returns the names of the parameters by `<optimizer>:<position>`."""
-    found: dict[str, str] = {}
-    for event in record.of_kind("step"):
-        found |= event["names"]
-    return found
+    return {key: name for event in record.of_kind("step") for key, name in event["names"].items()}
 
 
 def _gradient_difference(rank: RankRecord, one: RankRecord, step: int) -> tuple[float, str] | None:
-    first = {name: tensor for name, tensor in rank.tensors.items() if name.startswith(f"applied/{step}/")}
-    second = {name: tensor for name, tensor in one.tensors.items() if name.startswith(f"applied/{step}/")}
+    first, second = (
+        {name: tensor for name, tensor in record.tensors.items() if name.startswith(f"applied/{step}/")}
+        for record in (rank, one)
+    )
     if first.keys() != second.keys() or any(first[name].shape != second[name].shape for name in first):
         return None
     size = max((float(tensor.abs().max()) for tensor in second.values() if tensor.numel()), default=0.0)
@@ -169,6 +164,7 @@ def _gradient_difference(rank: RankRecord, one: RankRecord, step: int) -> tuple[
     for name, tensor in first.items():
         if tensor.numel():
             amount = float((tensor - second[name]).abs().max())
+            # No number is less than one that is not a number.
             if not amount <= worst:
                 worst, where = amount, name
     return (worst / size if size else worst), names_of(rank).get(where.rpartition("/")[2], "")
@@ -186,10 +182,9 @@ def vector(record: RankRecord, step: int, what: str, thin: int = 1) -> torch.Ten
     return whole[:: max(1, len(whole) * thin // _MOST_COORDINATES)].double()
 
 
-def _weights(ranks: Run, one: RankRecord, step: int) -> tuple[tuple[float, ...], float]:
+def _weights(ranks: Run, one: RankRecord, step: int) -> Weights:
     """Returns the weights of the ranks' gradients in that of one process: those that differ most of all passes."""
-    passes = {name.partition("/")[0] for name in one.tensors if _is_pass(name, step)}
-    found = [_least_squares(ranks, vector(one, step, what), step, what) for what in sorted(passes) or ["local"]]
+    found = [_least_squares(ranks, vector(one, step, what), step, what) for what in _passes(one, step) or ["local"]]
     if not all(weights for weights, _ in found):
         return _least_squares(ranks, vector(one, step, "local"), step)
     weights = max((weights for weights, _ in found), key=lambda weights: max(weights) - min(weights))
@@ -198,24 +193,23 @@ def _weights(ranks: Run, one: RankRecord, step: int) -> tuple[tuple[float, ...],
 
 def passes_of_rank_0(ranks: Run, step: int) -> tuple[float, ...]:
     """Returns the weight of each backward pass of rank 0 in the gradient that its optimizer got, or nothing."""
-    numbers = range(len({name.partition("/")[0] for name in ranks.ranks[0].tensors if _is_pass(name, step)}))
-    thin = 1 + len(numbers)
-    parts = [vector(rank, step, f"micro{number}", thin) for rank in ranks.ranks for number in numbers]
-    weights, residual = _solve(parts, vector(ranks.ranks[0], step, "applied", thin))
-    return weights[: len(numbers)] if residual <= THRESHOLD else ()
+    count = len(_passes(ranks.ranks[0], step))
+    parts = [vector(rank, step, f"micro{number}", 1 + count) for rank in ranks.ranks for number in range(count)]
+    weights, residual = _solve(parts, vector(ranks.ranks[0], step, "applied", 1 + count))
+    return weights[:count] if residual <= THRESHOLD else ()
 
 
-def _is_pass(name: str, step: int) -> bool:
-    return name.startswith("micro") and name.split("/")[1] == str(step)
+def _passes(record: RankRecord, step: int) -> list[str]:
+    """Returns the kinds of tensors that the backward passes of a step have, such as `micro0`."""
+    kinds = {tuple(name.split("/")[:2]) for name in record.tensors if name.startswith("micro")}
+    return sorted(kind for kind, number in kinds if number == str(step))
 
 
-def _least_squares(
-    ranks: Run, whole: torch.Tensor | None, step: int, what: str = "local"
-) -> tuple[tuple[float, ...], float]:
+def _least_squares(ranks: Run, whole: torch.Tensor | None, step: int, what: str = "local") -> Weights:
     return _solve([vector(rank, step, what) for rank in ranks.ranks], whole)
 
 
-def _solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> tuple[tuple[float, ...], float]:
+def _solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> Weights:
     known = [part for part in parts if part is not None and whole is not None and part.shape == whole.shape]
     if whole is None or not known or len(known) < len(parts) or not float(whole.norm()):
         return (), 0.0
@@ -228,14 +222,12 @@ def _solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> 
     return tuple(float(value) for value in solution), residual
 
 
-def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, str, float, bool]:
-    """Returns the first module whose outputs differ, its class, by how much, and whether all modules were seen."""
+def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, str, bool]:
+    """Returns the first module whose outputs differ, its class, and whether all modules were seen."""
     records = [*ranks.ranks, one]
     calls = [_outputs(record) for record in records]
     seen = all(found.keys() == calls[0].keys() for found in calls)
-    for call in calls[0]:
-        if not all(call in found for found in calls):
-            continue
+    for call in (call for call in calls[0] if all(call in found for found in calls)):
         *parts, whole = [record.tensors[found[call]] for record, found in zip(records, calls, strict=True)]
         if all(part.shape == whole.shape for part in parts):
             joined = parts[0]
@@ -243,10 +235,10 @@ def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, s
             joined = torch.cat(parts, axis)
         else:
             continue
-        amount = _relative(joined, whole)
-        if not amount <= threshold and not _relative(_sorted_rows(joined), _sorted_rows(whole)) <= threshold:
-            return call[0], call[1], amount, seen
-    return "", "", 0.0, seen
+        pairs = (joined, whole), (_sorted_rows(joined), _sorted_rows(whole))
+        if not any(_relative(*pair) <= threshold for pair in pairs):
+            return call[0], call[1], seen
+    return "", "", seen
 
 
 def _outputs(record: RankRecord) -> dict[tuple[str, str, int], str]:
@@ -282,27 +274,23 @@ def compare_unclipped(found: RankComparison, ranks: Run, one: RankRecord, *, thr
     While it is active, clipping to a norm makes gradients of different lengths equal. Gradients that the ranks clip
     before they share them are not compared.
     """
-    names = _clipped(ranks.ranks[0])
-    shared = [ranks.tensors(name) for name in names]
-    if found.cannot or found.differs or not names or any(len(own) < len(ranks.ranks) for own in shared):
+    shared = [ranks.tensors(f"unclipped/{name}") for name in _clipped(ranks.ranks[0])]
+    if found.cannot or found.differs or not shared or any(len(own) < len(ranks.ranks) for own in shared):
         return found
     if any(not torch.equal(a, b) for own in shared for a, b in pairwise(own)):
         return found
-    unclipped = replace(ranks, ranks=[_unclipped(rank) for rank in ranks.ranks])
-    before = compare_records(unclipped, _unclipped(one), threshold=threshold)
+    unclipped = replace(ranks, ranks=[before_clipping(rank) for rank in ranks.ranks])
+    before = compare_records(unclipped, before_clipping(one), threshold=threshold)
     return replace(before, clipped=True) if before.differs else found
 
 
 def _clipped(record: RankRecord) -> list[str]:
-    """Returns the gradients before clipping of the parameters that are stepped; a step may leave others alone."""
-    return [name for name in record.tensors if name.startswith("unclipped/") and _applied(name) in record.tensors]
+    """Returns the parameters whose gradients were clipped and applied; a step may leave others alone."""
+    names = [name.removeprefix("unclipped/") for name in record.tensors if name.startswith("unclipped/")]
+    return [name for name in names if f"applied/{name}" in record.tensors]
 
 
-def _unclipped(record: RankRecord) -> RankRecord:
+def before_clipping(record: RankRecord) -> RankRecord:
     """Returns a record with the gradients before clipping as those that were applied."""
-    before = {_applied(name): record.tensors[name] for name in _clipped(record)}
-    return replace(record, tensors=record.tensors | before)
-
-
-def _applied(name: str) -> str:
-    return name.replace("unclipped/", "applied/", 1)
+    unclipped = {f"applied/{name}": record.tensors[f"unclipped/{name}"] for name in _clipped(record)}
+    return replace(record, tensors=record.tensors | unclipped)

@@ -9,12 +9,63 @@ from collections.abc import Callable
 
 from ddp_doctor.evidence.communication import averaged_weights, own_models, shards
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import communicates, indices_known, training_epochs
-from ddp_doctor.evidence.order import evaluation_epochs as evaluations
+from ddp_doctor.evidence.order import communicates, evaluation_epochs, indices_known, training_epochs
 from ddp_doctor.findings import Finding, cannot_tell, not_applicable, not_reached
 
 # Returns why a check was not made, or None.
 Requirement = Callable[[Evidence], Finding | None]
+
+
+def need(met: Callable[[Evidence], bool], missing: Finding, *causes: Requirement) -> Requirement:
+    """Returns a requirement.
+
+    Args:
+        met: Whether the program has what is needed.
+        missing: Why the check was not made otherwise.
+        causes: Requirements that are asked before this reason is given.
+    """
+
+    def requirement(evidence: Evidence) -> Finding | None:
+        return None if met(evidence) else next((why for cause in causes if (why := cause(evidence))), missing)
+
+    return requirement
+
+
+optimizer_steps = need(
+    lambda evidence: any(rank.of_kind("step") for rank in evidence.trained), not_reached("No optimizer steps.")
+)
+two_steps = need(
+    lambda evidence: any(len(rank.of_kind("step")) > 1 for rank in evidence.trained),
+    not_reached("The optimizers step fewer than two times."),
+)
+training_loader = need(
+    lambda evidence: bool(training_epochs(evidence.ranks)),
+    cannot_tell("The training batches come from no DataLoader, so it is not known which samples they have."),
+    optimizer_steps,
+)
+map_style = need(
+    lambda evidence: not all(event["iterable"] for rank in evidence.ranks for event in rank.training_epochs),
+    not_reached("The training samples come from streams, which have no indices."),
+    training_loader,
+)
+training_indices = need(
+    lambda evidence: any(map(indices_known, training_epochs(evidence.ranks))),
+    cannot_tell("The indices of the training samples are not known on all ranks."),
+    map_style,
+)
+evaluation = need(
+    lambda evidence: any(rank.evaluation_epochs for rank in evidence.ranks),
+    not_reached("The program evaluates nothing through a DataLoader."),
+)
+evaluation_indices = need(
+    lambda evidence: any(map(indices_known, evaluation_epochs(evidence.ranks))),
+    cannot_tell("The indices of the evaluated samples are not known on all ranks."),
+    evaluation,
+)
+wrapped = need(
+    lambda evidence: any(rank.of_kind("ddp") for rank in evidence.ranks),
+    not_reached("No module is wrapped in DistributedDataParallel."),
+)
 
 
 def several_ranks(evidence: Evidence) -> Finding | None:
@@ -22,8 +73,7 @@ def several_ranks(evidence: Evidence) -> Finding | None:
     if evidence.worked("ranks"):
         return None
     run = evidence.failed("ranks")
-    why = f"failed ({run.short_reason})" if run else "was not made"
-    return cannot_tell(f"The run with several ranks {why}.")
+    return cannot_tell(f"The run with several ranks {f'failed ({run.short_reason})' if run else 'was not made'}.")
 
 
 def communicating(evidence: Evidence) -> Finding | None:
@@ -35,79 +85,6 @@ def communicating(evidence: Evidence) -> Finding | None:
     if any(rank.of_kind("init_process_group") for rank in evidence.ranks):
         return cannot_tell("No collective of the ranks was seen, so it is not known whether they train one model.")
     return not_applicable("The ranks do not communicate: each is a training run of its own.")
-
-
-def optimizer_steps(evidence: Evidence) -> Finding | None:
-    """An optimizer steps."""
-    if any(rank.of_kind("step") for rank in evidence.trained):
-        return None
-    return not_reached("No optimizer steps.")
-
-
-def two_steps(evidence: Evidence) -> Finding | None:
-    """Optimizers step more than once."""
-    if any(len(rank.of_kind("step")) > 1 for rank in evidence.trained):
-        return None
-    return not_reached("The optimizers step fewer than two times.")
-
-
-def training_loader(evidence: Evidence) -> Finding | None:
-    """The training samples come from a DataLoader."""
-    if training_epochs(evidence.ranks):
-        return None
-    if found := optimizer_steps(evidence):
-        return found
-    return cannot_tell("The training batches come from no DataLoader, so it is not known which samples they have.")
-
-
-def map_style(evidence: Evidence) -> Finding | None:
-    """The training samples have indices."""
-    if not all(event["iterable"] for rank in evidence.ranks for event in rank.training_epochs):
-        return None
-    return training_loader(evidence) or not_reached("The training samples come from streams, which have no indices.")
-
-
-def stream(evidence: Evidence) -> Finding | None:
-    """The training samples come from a stream."""
-    if any(event["iterable"] for rank in evidence.ranks for event in rank.training_epochs):
-        return None
-    return training_loader(evidence) or not_reached("No IterableDataset is trained on.")
-
-
-def training_indices(evidence: Evidence) -> Finding | None:
-    """All indices of a training epoch are known."""
-    if any(indices_known(events) for events in training_epochs(evidence.ranks)):
-        return None
-    return map_style(evidence) or cannot_tell("The indices of the training samples are not known on all ranks.")
-
-
-def evaluation(evidence: Evidence) -> Finding | None:
-    """The program evaluates a DataLoader."""
-    if any(rank.evaluation_epochs for rank in evidence.ranks):
-        return None
-    return not_reached("The program evaluates nothing through a DataLoader.")
-
-
-def evaluation_indices(evidence: Evidence) -> Finding | None:
-    """All indices of an evaluation are known."""
-    if any(indices_known(events) for events in evaluations(evidence.ranks)):
-        return None
-    return evaluation(evidence) or cannot_tell("The indices of the evaluated samples are not known on all ranks.")
-
-
-def wrapped(evidence: Evidence) -> Finding | None:
-    """A module is wrapped in DistributedDataParallel."""
-    if any(rank.of_kind("ddp") for rank in evidence.ranks):
-        return None
-    return not_reached("No module is wrapped in DistributedDataParallel.")
-
-
-def no_sync(evidence: Evidence) -> Finding | None:
-    """Backward passes skip the averaging."""
-    passes = [event for rank in evidence.ranks for event in rank.of_kind("ddp_forward") if event["gradients"]]
-    if any(not event["synchronizes"] for event in passes):
-        return None
-    return wrapped(evidence) or not_reached("no_sync is not used.")
 
 
 def averages_gradients(evidence: Evidence) -> Finding | None:
@@ -125,7 +102,7 @@ def compared(evidence: Evidence) -> Finding | None:
     """The ranks were compared with one process."""
     if found := averages_gradients(evidence):
         return found
-    why = not_compared(evidence)
+    why = evidence.reference.cannot
     return cannot_tell(f"The ranks and one process were not compared: {why}.") if why else None
 
 
@@ -135,11 +112,6 @@ def compared_at_once(evidence: Evidence) -> Finding | None:
         return found
     limits = evidence.reference.limits
     return cannot_tell(f"{limits[0].upper()}{limits[1:]}.") if limits else None
-
-
-def not_compared(evidence: Evidence) -> str:
-    """Returns why the ranks were not compared with one process, in the user's words; empty if they were."""
-    return evidence.reference.cannot
 
 
 def batch_norm(evidence: Evidence) -> Finding | None:

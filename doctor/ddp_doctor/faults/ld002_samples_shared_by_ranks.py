@@ -23,20 +23,16 @@ from ddp_doctor.findings import Finding, fault, not_applicable, unclear
 CODE = "LD002"
 TITLE = "Ranks train on the same samples"
 CAUSE = """\
-Each rank runs its own copy of the loader. Without a distributed sampler, every rank goes through the whole
-data set: with equal seeds in the same order, and with different seeds in different orders that overlap. An
-epoch then processes each sample once per rank, and some steps average a gradient with itself. Nothing fails,
-because the shapes are right and the loss falls. Equal seeds have the same effect on samples that are drawn with
-replacement, and on samples that the program generates.
+Each rank runs its own copy of the loader: without a distributed sampler, every rank goes through the whole data set, in
+the same order with equal seeds. The shapes are right and the loss falls.
 """
 WRONG = """\
 loader = DataLoader(dataset, batch_size, shuffle=True)    # on each rank, over all samples
 model = DistributedDataParallel(model)
 """
 FIX = """\
-Give the loader a sampler that splits the indices:
-    sampler = DistributedSampler(dataset, shuffle=True)
-    loader = DataLoader(dataset, batch_size, sampler=sampler)
+Give the loader a sampler that splits the indices, and seed what each rank draws for itself by its number:
+    loader = DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, shuffle=True))
 """
 THREADS = ("NVlabs/LongLive#71", "PatrickHua/SimSiam#16")
 STRUCTURAL = True
@@ -49,17 +45,15 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     if not training_epochs(ranks) and (found := _same_gradients(evidence) or _other_permutations(evidence)):
         return [found]
-    for events in training_epochs(ranks):
-        if not indices_known(events):
-            continue
-        sets, lists = [set(event["indices"]) for event in events], [event["indices"] for event in events]
-        union = set.union(*sets)
-        total, batch = sum(map(len, lists)), max(max(event["sizes"]) for event in events)
-        own = sum(map(len, lists)) - sum(map(len, sets))
+    for events in filter(indices_known, training_epochs(ranks)):
+        lists = [event["indices"] for event in events]
+        sets = [set(one) for one in lists]
+        union, total, batch = set.union(*sets), sum(map(len, lists)), max(max(event["sizes"]) for event in events)
         whole = all(one == union for one in sets) and len(union) > 1
+        replaces = total - sum(map(len, sets)) > batch
         # A sampler that draws with replacement gives equal sequences only from equal seeds.
-        equal = own > batch and all(one == lists[0] for one in lists)
-        if (own > batch and not equal) or (total - len(union) <= batch * len(events) and not whole):
+        equal = replaces and all(one == lists[0] for one in lists)
+        if (replaces and not equal) or (total - len(union) <= batch * len(events) and not whole):
             # A sampler with replacement, or samples that fill batches.
             continue
         same = contents(ranks, events[0]["base"]).same
@@ -67,26 +61,15 @@ def check(evidence: Evidence) -> list[Finding]:
             continue
         if lists[0] == lists[-1] and divides_batches(evidence):
             continue
-        if equal:
-            drawn = f"draw the same {len(lists[0])} samples in the same order"
-        elif whole:
-            order = "in the same order" if all(one == lists[0] for one in lists) else "each in its own order"
-            drawn = f"each train on all {len(union)} samples, {order}"
-        else:
-            drawn = f"draw {total} samples of which {total - len(union)} are repeated"
         message = (
-            f"In epoch {events[0]['epoch']}, {names([rank.rank for rank in ranks])} {drawn}: the sampler is a "
-            f"{events[0]['sampler']}, which does not divide the samples among the ranks."
+            f"In epoch {events[0]['epoch']}, {names([rank.rank for rank in ranks])} draw {total} samples, of which "
+            f"{len(union)} are different: the {events[0]['sampler']} does not divide the samples among the ranks."
         )
-        values = {
-            "step": events[0]["step"],
-            "amount": f"{total} samples drawn, {len(union)} different ones",
-            "place": events[0]["place"],
-        }
+        where = {"step": events[0]["step"], "amount": f"{total - len(union)} repeated", "place": events[0]["place"]}
         if same is None:
             message += " It could not be seen whether an index means the same sample on each rank."
-            return [unclear(message, **values)]
-        return [fault(message, **values)]
+            return [unclear(message, **where)]
+        return [fault(message, **where)]
     return []
 
 
@@ -101,12 +84,11 @@ def _same_gradients(evidence: Evidence) -> Finding | None:
     pairs = ((value, rank.tensors.get(name, torch.empty(0))) for rank in others for name, value in own.items())
     if len(steps) < 2 or not others or shards(evidence) or not all(torch.equal(*pair) for pair in pairs):
         return None
-    which, place = names([rank.rank for rank in evidence.ranks]), loss_place(evidence)
     message = (
-        f"In {len(steps)} steps, the gradients of {which} are bit-identical before they are averaged: each rank trains "
-        "on the same samples. If the program draws them, seed each rank differently."
+        f"In {len(steps)} steps, the gradients of {names([rank.rank for rank in evidence.ranks])} are bit-identical "
+        "before they are averaged: each rank trains on the same samples."
     )
-    return fault(message, int(min(steps)), "", f"{len(own)} equal gradients", place)
+    return fault(message, int(min(steps)), amount=f"{len(own)} equal gradients", place=loss_place(evidence))
 
 
 def _other_permutations(evidence: Evidence) -> Finding | None:
@@ -122,8 +104,7 @@ def _other_permutations(evidence: Evidence) -> Finding | None:
             # The ranks take the same places, each of its own numbers.
             continue
         taken = [set(one[list(part)].tolist()) for one, part in zip(drawn, places, strict=True)]
-        shared = len(divided) - len(set().union(*taken))
-        if shared:
+        if shared := len(divided) - len(set().union(*taken)):
             message = (
                 f"Each rank takes other places of a random permutation of {len(drawn[0])} samples, but the permutation "
                 f"is not the same on all ranks: of the {len(divided)} that are taken, {shared} repeat another one. "

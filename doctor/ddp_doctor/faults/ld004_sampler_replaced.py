@@ -10,23 +10,20 @@ from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 CODE = "LD004"
 TITLE = "The sampler is replaced or split twice"
 CAUSE = """\
-With several ranks, a framework may replace the loader's own sampler by a distributed one. A sampler that
-balances classes, weights samples or selects a subset is then lost, and the model sees another distribution
-than on one device. A data set that each rank has already split is also divided again, so that an epoch has one of N
-samples; so has one that is divided among more ranks than train. Training continues without an error.
+A framework may replace the loader's sampler by a distributed one on several ranks, so that one that balances, weights
+or selects samples is lost. Or it divides again what each rank has already split, and an epoch has one of N samples.
 """
 WRONG = """\
-sampler = WeightedRandomSampler(weights, len(dataset))
-loader = DataLoader(dataset, batch_size, sampler=sampler)
+loader = DataLoader(dataset, batch_size, sampler=WeightedRandomSampler(weights, len(dataset)))
 Trainer(devices=2).fit(module, loader)    # a DistributedSampler takes its place
 """
 FIX = """\
-Split in your own sampler, and tell the framework to keep it:
+Split once: either in your own sampler, which the framework is told to keep, or in the framework:
     Trainer(use_distributed_sampler=False)
-The sampler must then give each rank its own part of each epoch. Give a framework that splits the whole data set.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#1995", "Lightning-AI/pytorch-lightning#9655")
 STRUCTURAL = True
+_USUAL = {"RandomSampler", "SequentialSampler", None}
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -41,11 +38,8 @@ def _too_many_parts(evidence: Evidence) -> Finding | None:
         parts, drawn = events[0].get("replicas", 0), {index for event in events for index in event["indices"]}
         total = events[0]["samples"] or 0
         if parts > len(evidence.ranks) and indices_known(events) and len(drawn) < total:
-            message = (
-                f"The {events[0]['sampler']} divides the samples among {parts} ranks, but {len(evidence.ranks)} train: "
-                f"an epoch has {len(drawn)} of {total} samples."
-            )
-            return _finding(message, total - len(drawn), total, events[0], events[0]["place"])
+            message = f"The {events[0]['sampler']} divides the samples among {parts} ranks, but fewer train."
+            return _finding(message, total - len(drawn), total, events[0])
     return None
 
 
@@ -55,21 +49,18 @@ def replaced_sampler(evidence: Evidence) -> Finding | None:
     if first is None:
         return None
     one, several = first
-    usual = {"RandomSampler", "SequentialSampler", None, *(event["sampler"] for event in several)}
     alone, together = set(one["indices"]), {index for event in several for index in event["indices"]}
     lost, drawn = alone - together, len(one["indices"])
     # A sampler with replacement draws random samples in each epoch.
-    if one["sampler"] in usual or len(alone) < drawn:
+    if one["sampler"] in {*_USUAL, *(event["sampler"] for event in several)} or len(alone) < drawn:
         return None
     if len(lost) <= max(*one["sizes"], 1) * len(several) and len(lost) <= drawn / 4:
         return None
-    examples = ", ".join(str(index) for index in sorted(lost)[:4])
     message = (
-        f"On one process the sampler is a {one['sampler']}, which gives {len(alone)} samples per epoch. On "
-        f"{names(range(len(several)))} a {several[0]['sampler']} takes its place, which gives them {len(together)} "
-        f"samples together: {len(lost)} are never seen, such as {examples}."
+        f"The sampler is a {one['sampler']} on one process and a {several[0]['sampler']} on {len(several)} ranks: "
+        f"{len(lost)} of its samples are lost."
     )
-    return _finding(message, len(lost), len(alone), several[0], one["place"])
+    return _finding(message, len(lost), len(alone), one)
 
 
 def split_twice(evidence: Evidence) -> Finding | None:
@@ -91,11 +82,8 @@ def split_twice(evidence: Evidence) -> Finding | None:
     subset = any(max(event["indices"]) >= size for event, size in zip(several, sizes, strict=True))
     if contents(evidence.ranks, several[0]["base"]).same is not subset:
         return None
-    message = (
-        f"Each of {names(range(ranks))} has its own part of the {total} samples, and a {several[0]['sampler']} divides "
-        f"it again: an epoch of all ranks has {sum(drawn)} samples, and {total - sum(drawn)} are not seen in it."
-    )
-    return _finding(message, total - sum(drawn), total, several[0], several[0]["place"])
+    message = f"Each of {names(range(ranks))} has its own part of the samples, which a sampler divides again."
+    return _finding(message, total - sum(drawn), total, several[0])
 
 
 def _first_epochs(evidence: Evidence) -> tuple[Event, list[Event]] | None:
@@ -106,16 +94,15 @@ def _first_epochs(evidence: Evidence) -> tuple[Event, list[Event]] | None:
     return (one[0], several[0]) if known else None
 
 
-def _finding(message: str, lost: int, total: int, event: Event, place: str) -> Finding:
-    return fault(message, event["step"], "", f"{lost} of {total} samples lost", place)
+def _finding(message: str, lost: int, total: int, event: Event) -> Finding:
+    return fault(message, event["step"], "", f"{lost} of {total} samples lost", event["place"])
 
 
 def _own_sampler(evidence: Evidence) -> Finding | None:
     """The program has a sampler of its own on one process."""
     if evidence.single is None:
         return cannot_tell("The program did not run on one process, so its sampler there is not known.")
-    usual = {"RandomSampler", "SequentialSampler", "DistributedSampler", None}
-    if all(event["sampler"] in usual for event in evidence.single.training_epochs):
+    if all(event["sampler"] in {*_USUAL, "DistributedSampler"} for event in evidence.single.training_epochs):
         return not_reached("The program has no sampler of its own.")
     return None
 

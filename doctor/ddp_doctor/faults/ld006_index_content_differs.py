@@ -14,24 +14,23 @@ from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord
 
 Rows = list[list[list[float]]]
+# Values of one process, and those of the same samples on a rank.
+Pairs = Sequence[tuple[list[float], list[float]]]
 
 CODE = "LD006"
 TITLE = "The same index has different content"
 CAUSE = """\
-Python randomizes the hashes of strings in each process, so the order of a `set` and the value of `hash()`
-differ between ranks. Classes, vocabularies or file lists built from them give the same index another meaning
-on each rank. The ranks train on contradictory labels, and the loss is only somewhat worse. A launcher that
-forks its ranks hides the fault on one machine. A mean, a scale or a vocabulary that each rank computes from its own
-part of the data has the same effect.
+The order of a `set` and the value of `hash()` differ between processes, so classes or file lists that are built from
+them give an index another meaning on each rank; a mean, a scale or a vocabulary that each rank computes from its own
+part of the data does the same. The ranks train on contradictory samples, and the loss is only somewhat worse.
 """
 WRONG = """\
 # A set has another order in each process.
 classes = {name: number for number, name in enumerate(set(names))}
 """
 FIX = """\
-Give a sample the same values on all ranks. Sort before numbering, and never store `hash()` of a string:
+Sort before numbering, never store `hash()` of a string, and compute statistics before the data are split:
     classes = {name: n for n, name in enumerate(sorted(set(names)))}
-Compute statistics of the data before it is split, or reduce their sums and counts over the ranks.
 """
 THREADS = ("sktime/pytorch-forecasting#2293", "huggingface/transformers#48162")
 STRUCTURAL = True
@@ -44,31 +43,28 @@ _ROUNDING, _SAME = 1e-5, 1e-3
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares what direct calls of the data sets gave on each rank, whose sets of strings have different orders."""
+    if not communicates(evidence):
+        return []
     bases = {event["base"]: event for events in training_epochs(evidence.ranks) for event in events[:1]}
     for base, event in bases.items():
         found = contents(evidence.ranks, base)
-        if not (found.different or found.permuted) or leak(evidence.ranks) or not communicates(evidence):
+        if not (found.different or found.permuted) or leak(evidence.ranks):
             continue
-        amount = f"{found.calls} samples"
         message = f"The {event['dataset']} has the same samples on each rank, but under other indices."
         if found.different:
-            amount = f"{len(found.different)} of {amount}"
             shown = ", ".join(map(str, found.different[:4]))
-            message = (
-                f"{amount} of the {event['dataset']} have the same content but another label on each rank, such as the "
-                f"samples {shown}."
-            )
+            message = f"Samples of the {event['dataset']} have another label on each rank, such as {shown}."
         run = evidence.run("one seed", same_seed=True)
         if run.worked:
             again = contents(run.ranks, base)
             message += (
-                " This also happens with one seed on all ranks: the order of a set or hash(), which differ per "
-                "process, or that of the files of a folder."
+                " This also happens with one seed on all ranks, as by the order of a set or hash()."
                 if again.different or again.permuted
                 else " With one seed on all ranks they are equal: a random number without a seed."
             )
+        amount = f"{len(found.different) or found.calls} of {found.calls} samples"
         return [fault(message, event["step"], "", amount, event["place"])]
-    own = _own_part(evidence) if communicates(evidence) else None
+    own = _own_part(evidence)
     return [own] if own else []
 
 
@@ -89,14 +85,10 @@ def _own_part(evidence: Evidence) -> Finding | None:
             found = list(_other_values(whole, parts))
             if not found or None in found:
                 continue
-            rank, leaf, numbered = next(one for one in found if one)
-            row = next(row for row, values in enumerate(parts[rank]) if values[leaf] != whole[rank][row][leaf])
-            here, alone = (", ".join(f"{value:.4g}" for value in rows[rank][row][leaf][:3]) for rows in (parts, whole))
-            what = "a vocabulary or a numbering of classes" if numbered else "a mean and a scale"
+            rank, leaf, what = next(one for one in found if one)
             message = (
-                "The ranks have parts of the data of one process, and the same sample has other values in them: sample "
-                f"{row} of rank {evidence.ranks[rank].rank} begins with {here}, and with {alone} on one process. Each "
-                f"rank computes {what} from its own part."
+                "The ranks have parts of the data of one process, and the same sample has other values on rank "
+                f"{evidence.ranks[rank].rank}: each rank computes {what} from its own part."
             )
             place = next((event["place"] for events in training_epochs(evidence.ranks) for event in events), "")
             return fault(message, 0, f"value {leaf} of {event['dataset']}", place=place)
@@ -119,35 +111,38 @@ def _mappings(sizes: Sequence[int]) -> Iterator[Sequence[Sequence[int]]]:
             yield [[first + row for first in own for row in range(rows)] for own in firsts]
 
 
-def _other_values(whole: Sequence[Rows], parts: Sequence[Rows]) -> Iterator[tuple[int, int, bool] | None]:
-    """Yields each value that differs, as (rank, leaf, numbered), and None for one that is not the same sample's."""
+def _other_values(whole: Sequence[Rows], parts: Sequence[Rows]) -> Iterator[tuple[int, int, str] | None]:
+    """Yields the rank, the place and the cause of each value that differs; None for one that is another sample's."""
     for rank, (alone, here) in enumerate(zip(whole, parts, strict=True)):
         rows = list(zip(alone, here, strict=False))
         for leaf in range(min(min(len(a), len(b)) for a, b in rows)):
-            pairs = [(a[leaf], b[leaf]) for a, b in rows]
+            sides = [(a[leaf], b[leaf]) for a, b in rows]
             # Padding to another length is no other value.
-            short = [min(len(a), len(b)) for a, b in pairs]
-            pairs = [(a[:size], b[:size]) for (a, b), size in zip(pairs, short, strict=True)]
-            numbered = all(isinstance(value, int) for a, b in pairs for value in (*a, *b))
-            if all(a == b for a, b in pairs) or not min(short) or (not numbered and _is_same(pairs)):
+            pairs = [(a[: len(b)], b[: len(a)]) for a, b in sides]
+            if not all(a for a, _ in pairs) or all(a == b for a, b in pairs):
                 continue
-            same = _is_table(pairs) if numbered else len(set(short)) == 1 and _is_line(pairs)
-            yield (rank, leaf, numbered) if same else None
+            if all(isinstance(value, int) for pair in pairs for side in pair for value in side):
+                yield (rank, leaf, "a vocabulary or a numbering of classes") if _is_table(pairs) else None
+            elif not _is_same(pairs):
+                yield (rank, leaf, "a mean and a scale") if _is_line(pairs) else None
 
 
-def _is_same(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
+def _is_same(pairs: Pairs) -> bool:
     """Returns whether the values are equal up to rounding."""
     x, y = (torch.tensor([value for pair in pairs for value in pair[side]], dtype=torch.float64) for side in (0, 1))
     return bool((x - y).abs().max() <= _SAME * x.std(correction=0))
 
 
-def _is_table(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
+def _is_table(pairs: Pairs) -> bool:
     """Returns whether equal numbers on one process are equal on the rank, and different ones are different.
 
     One number may stand for all words that a vocabulary lacks.
     """
     values = [pair for a, b in pairs for pair in zip(a, b, strict=True)]
-    unknown = {number for side in (0, 1) for number in _ambiguous(values, side)}
+    different = set(values)
+    unknown = {
+        pair[side] for side in (0, 1) for pair in different if sum(other[side] == pair[side] for other in different) > 1
+    }
     rest = [pair for pair in values if not unknown & set(pair)]
     known = dict(rest)
     # Most words that a vocabulary has are in that of a rank, too.
@@ -155,19 +150,11 @@ def _is_table(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
     return fits and len(known) > 1 and any(one != other for one, other in known.items())
 
 
-def _ambiguous(values: Sequence[tuple[float, float]], side: int) -> set[float]:
-    """Returns the numbers of a side (0: one process, 1: the rank) to which several of the other side belong."""
-    found: dict[float, set[float]] = {}
-    for pair in values:
-        found.setdefault(pair[side], set()).add(pair[1 - side])
-    return {number for number, others in found.items() if len(others) > 1}
-
-
-def _is_line(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
+def _is_line(pairs: Pairs) -> bool:
     """Returns whether each value is a multiple of that of one process plus a constant, alike in all samples."""
-    x, y = (torch.tensor([pair[side] for pair in pairs], dtype=torch.float64) for side in (0, 1))
-    if not (x.isfinite().all() and y.isfinite().all()):
+    if len({len(own) for pair in pairs for own in pair}) > 1:
         return False
+    x, y = (torch.tensor([pair[side] for pair in pairs], dtype=torch.float64) for side in (0, 1))
     x, y = x - x.mean(0), y - y.mean(0)
     slope = (x * y).sum(0) / (x * x).sum(0).clamp(min=1e-30)
     size = y.abs().max()

@@ -13,9 +13,8 @@ from ddp_doctor.records.run import RankRecord
 CODE = "LD007"
 TITLE = "Augmentations repeat"
 CAUSE = """\
-Workers are started again in each epoch and copy the state of the generators that the loader does not reseed,
-such as one that the data set created itself. They draw the same numbers in each worker, or in each epoch. The
-augmented data then has a fraction of the intended variety, which no metric shows directly.
+Workers start again in each epoch with a copy of the generators that the loader does not seed, such as one that the data
+set created: they draw the same numbers in each worker or epoch. No metric shows the smaller variety of the data.
 """
 WRONG = """\
 class Images(Dataset):
@@ -53,13 +52,10 @@ def _workers(rank: RankRecord) -> Finding | None:
                 if (first, other) != (event, worker) and known:
                     message = (
                         f"On rank {rank.rank}, worker {worker} begins epoch {event['epoch']} with the same random "
-                        f"numbers of {name} as worker {other} began epoch {first['epoch']}: the {event['dataset']}, "
-                        "which draws them, repeats its augmentations."
+                        f"numbers of {name} as worker {other} began epoch {first['epoch']}, and the "
+                        f"{event['dataset']} draws from them."
                     )
-                    same, common = _repeated(rank, first, event)
-                    epochs = f"in epochs {first['epoch']} and {event['epoch']}"
-                    amount = f"{same} of {common} samples equal {epochs}" if same else ""
-                    return fault(message, event["step"], "", amount, event["place"])
+                    return fault(message, event["step"], place=event["place"])
     return None
 
 
@@ -68,13 +64,15 @@ def _epochs(rank: RankRecord) -> Finding | None:
         calls = calls_of(rank, first["base"])
         if first["iterable"] or first["base"] != second["base"] or calls is None or not calls["random"]:
             continue
-        same, common = _repeated(rank, first, second)
-        if common and same == common and _chance(calls) ** same < _CHANCE:
+        one, two = (_by_index(rank, event) for event in (first, second))
+        common = one.keys() & two.keys()
+        same = all(one[index] == two[index] for index in common)
+        if common and same and _chance(calls) ** len(common) < _CHANCE:
             message = (
-                f"On rank {rank.rank}, all {same} samples that are loaded in epochs {first['epoch']} and "
+                f"On rank {rank.rank}, all {len(common)} samples that are loaded in epochs {first['epoch']} and "
                 f"{second['epoch']} are equal, although the {second['dataset']} is random when it is called directly."
             )
-            return fault(message, second["step"], "", f"{same} of {common} samples equal", second["place"])
+            return fault(message, second["step"], place=second["place"])
     return None
 
 
@@ -82,13 +80,6 @@ def _chance(calls: Event) -> float:
     """Returns how probable it is that a sample is the same twice, by the rule of succession."""
     tried = len(calls["samples"])
     return float((1 - calls["random"]) * tried + 1) / (tried + 2)
-
-
-def _repeated(rank: RankRecord, first: Event, second: Event) -> tuple[int, int]:
-    """Returns how many samples are equal in two epochs, and how many were loaded in both."""
-    one, two = (_by_index(rank, event) for event in (first, second))
-    common = one.keys() & two.keys()
-    return sum(one[index] == two[index] for index in common), len(common)
 
 
 def _by_index(rank: RankRecord, event: Event) -> dict[int, str]:
@@ -106,7 +97,7 @@ def _random_data(evidence: Evidence) -> Finding | None:
     calls = [calls_of(rank, base) for (_, base), rank in bases.items()]
     if any(call and call["random"] for call in calls):
         return None
-    if any(call is None for call in calls):
+    if None in calls:
         return cannot_tell("The data set could not be called directly, so it is not known whether it is random.")
     return not_reached("No data set is random.")
 

@@ -15,22 +15,19 @@ from ddp_doctor.records.run import RankRecord
 CODE = "LD008"
 TITLE = "All ranks draw the same random numbers"
 CAUSE = """\
-All ranks are seeded equally, which initializes the weights equally. The generator then continues equally. If
-the draws decide which data a rank sees, such as noise on samples, augmentations, time steps or negatives, the
-variety within a global batch is smaller by the number of ranks. The loss falls, so that only the final quality
-shows it. Equal dropout masks alone are a note: they meet different samples.
+All ranks are seeded equally, which initializes the weights equally, and the generators then continue equally. If the
+draws decide which data a rank sees, such as noise, augmentations or time steps, only the final quality shows that the
+variety of a global batch is smaller. Equal dropout masks alone are a note: they meet different samples.
 """
 WRONG = """\
 seed_everything(0)    # on all ranks
 noise = torch.randn_like(images)    # the same noise on each rank
 """
 FIX = """\
-Seed by rank after the model is built:
-    model = build()
+Seed by rank after the model is built, in Lightning in `on_fit_start`:
     torch.manual_seed(seed + rank)
     np.random.seed(seed + rank)
     random.seed(seed + rank)
-In Lightning, in `on_fit_start`: torch.manual_seed(torch.initial_seed() + self.global_rank)
 """
 THREADS = ("huggingface/transformers#31412", "ecmwf/anemoi-core#595")
 STRUCTURAL = True
@@ -40,6 +37,7 @@ NEEDS = (communicating, training_loader)
 _FEW_WORDS = 16
 # The name of the generators that the program has created.
 _OWN = "a generator that the program has created"
+_GENERATORS = ("torch", "NumPy", "Python", _OWN)
 
 
 class _Shared(NamedTuple):
@@ -50,25 +48,21 @@ class _Shared(NamedTuple):
         step: The step.
         what: What is drawn.
         place: The user's place of the draw, or empty.
-        generator: `torch`, `NumPy` or `Python`.
-        ranks: The two ranks.
+        generator: `torch`, `NumPy`, `Python`, or those of the program.
         in_workers: Whether they are drawn in the workers of a loader.
     """
 
     data: bool
     step: int
     what: str
-    place: str = ""
-    generator: str = ""
-    ranks: tuple[int, ...] = ()
+    place: str
+    generator: str
     in_workers: bool = False
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the states of all generators on all ranks where they are drawn from."""
-    if not communicates(evidence):
-        return []
-    found = sorted(_shared(evidence.ranks), key=lambda shared: not shared.data)
+    found = sorted(_shared(evidence.ranks), key=lambda shared: not shared.data) if communicates(evidence) else []
     return [_finding(evidence, found[0])] if found else []
 
 
@@ -81,11 +75,7 @@ def _finding(evidence: Evidence, shared: _Shared) -> Finding:
         if event["step"] <= shared.step and event["place"] and event["generator"] == generator
     ]
     place = seeds[-1] if seeds else shared.place
-    message = (
-        f"At step {shared.step}, ranks {shared.ranks[0]} and {shared.ranks[1]} draw the same random numbers of "
-        f"{shared.generator}, {'which' if shared.generator == _OWN else 'whose generator'} has the same state on both: "
-        f"{shared.what}."
-    )
+    message = f"At step {shared.step}, ranks draw the same random numbers of {shared.generator}: {shared.what}."
     if generator != shared.generator:
         message += " PyTorch seeds the workers of a loader from torch's generator, which has one seed on all ranks."
     if not shared.data:
@@ -105,23 +95,21 @@ def _shared(ranks: Sequence[RankRecord]) -> Iterator[_Shared]:
     first = ranks[0]
     for other in ranks[1:]:
         pairs = list(_pairs(first, other))
-        for generator in ("torch", "NumPy", "Python", _OWN):
-            if generator == _OWN:
-                found = _own_loading(pairs, first), _workers(first, other, _OWN), _own_step(pairs)
-            else:
-                found = (
-                    _loading(pairs, generator, first),
-                    _step(pairs, generator, first),
-                    _workers(first, other, generator),
-                )
-            for shared in filter(None, found):
-                yield shared._replace(generator=generator, ranks=(first.rank, other.rank))
+        for generator in _GENERATORS:
+            found = _loading(pairs, generator, first), _workers(first, other, generator), _step(pairs, generator, first)
+            yield from filter(None, found)
 
 
 def _pairs(first: RankRecord, other: RankRecord) -> Iterator[tuple[Event, Event]]:
-    """Yields the training batches of two ranks that differ, except the last ones, whose steps are not complete."""
+    """Yields the training batches of two ranks that differ, except the last ones, whose steps are not complete.
+
+    Each batch has the state of torch's generator at the next one, which shows whether its step draws.
+    """
     batches = [
-        {(*epoch_of(batch), batch["number"]): batch for batch, _ in pairwise(_training(rank))}
+        {
+            (*epoch_of(batch), batch["number"]): batch | {"next": later["generators"]["torch"]}
+            for batch, later in pairwise(event for event in rank.of_kind("batch") if event["trains"])
+        }
         for rank in (first, other)
     ]
     for key in (key for key in batches[0] if key in batches[1]):
@@ -131,10 +119,6 @@ def _pairs(first: RankRecord, other: RankRecord) -> Iterator[tuple[Event, Event]
             yield one, two
 
 
-def _training(rank: RankRecord) -> list[Event]:
-    return [batch for batch in rank.of_kind("batch") if batch["trains"]]
-
-
 def _augments(record: RankRecord, epoch: Event, generator: str) -> bool:
     """Returns whether the data set of an epoch is random, and draws from a generator."""
     calls = calls_of(record, epoch["base"])
@@ -142,91 +126,73 @@ def _augments(record: RankRecord, epoch: Event, generator: str) -> bool:
 
 
 def _loading(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankRecord) -> _Shared | None:
-    """Returns the draws with which samples are loaded in this process; the first batch also draws for its sampler."""
-    found = [
-        one
-        for one, two in pairs
-        if one["number"] and one["generators"][generator] == two["generators"][generator]
-        if all(batch["generators"][generator] != batch["at_step"][generator] for batch in (one, two))
-    ]
+    """Returns the draws with which samples are loaded in this process."""
+
+    def states(batch: Event) -> set[str]:
+        if generator == _OWN:
+            return set(batch.get("own_loading", ()))
+        begun = batch["generators"][generator]
+        # The first batch also draws for its sampler.
+        return {begun} if batch["number"] and begun != batch["at_step"][generator] else set()
+
+    epochs = {epoch_of(epoch): epoch for epoch in record.training_epochs}
+    found = [one for one, two in pairs if states(one) & states(two) and epoch_of(one) in epochs]
+    # Samplers draw alike on all ranks from a generator of their own, so that these divide one order.
+    found = [one for one in found if generator != _OWN or _augments(record, epochs[epoch_of(one)], _OWN)]
     if len(found) < 2:
         return None
-    epoch = next(epoch for epoch in record.training_epochs if epoch_of(epoch) == epoch_of(found[0]))
+    epoch = epochs[epoch_of(found[0])]
     data = _augments(record, epoch, generator)
     who = f"the {epoch['dataset']}" if data else "the sampler, the stream or the collate_fn"
-    what = f"{who} draws them while it loads a batch"
-    what += ", so that its augmentations are equal on all ranks" if data else ""
-    return _Shared(data, found[0]["step"], what, epoch["place"])
+    return _Shared(data, found[0]["step"], f"{who} draws them while it loads a batch", epoch["place"], generator)
 
 
 def _workers(first: RankRecord, other: RankRecord, generator: str) -> _Shared | None:
     """Returns the draws of workers that begin equally, if the data set draws from this generator."""
     for one, two in zip(first.training_epochs, other.training_epochs, strict=False):
-        states = zip(one["worker_generators"], two["worker_generators"], strict=False)
+        begun = zip(one["worker_generators"], two["worker_generators"], strict=False)
         if generator == _OWN:
-            equal = any(set(a.get("own_states", ())) & set(b.get("own_states", ())) for a, b in states)
+            equal = any(set(a.get("own_states", ())) & set(b.get("own_states", ())) for a, b in begun)
         else:
             # If the workers of one rank begin alike, LD007 tells why.
             own = [states[generator] for states in one["worker_generators"]]
-            equal = len(set(own)) == len(own) and any(a[generator] == b[generator] for a, b in states)
+            equal = len(set(own)) == len(own) and any(a[generator] == b[generator] for a, b in begun)
         if equal and one["indices"] != two["indices"] and _augments(first, one, generator):
-            what = f"the workers of {one['dataset']} draw them, so that its augmentations are equal on all ranks"
-            return _Shared(True, one["step"], what, one["place"], in_workers=True)
+            what = f"the workers of the {one['dataset']} draw them, so that its augmentations are equal"
+            return _Shared(True, one["step"], what, one["place"], generator, in_workers=True)
     return None
-
-
-def _own_loading(pairs: Sequence[tuple[Event, Event]], first: RankRecord) -> _Shared | None:
-    """Returns the draws of samples from generators of the program, such as `default_rng(0)`."""
-    loading = [one for one, two in pairs if set(one.get("own_loading", ())) & set(two.get("own_loading", ()))]
-    epochs = {epoch_of(epoch): epoch for epoch in first.training_epochs}
-    # Samplers draw alike on all ranks, so that these divide one order.
-    found = [one for one in loading if epoch_of(one) in epochs and _augments(first, epochs[epoch_of(one)], _OWN)]
-    if len(found) < 2:
-        return None
-    epoch = epochs[epoch_of(found[0])]
-    what = f"{epoch['dataset']} draws them while it loads a batch, so that its augmentations are equal"
-    return _Shared(True, found[0]["step"], what, epoch["place"])
-
-
-def _own_step(pairs: Sequence[tuple[Event, Event]]) -> _Shared | None:
-    """Returns the draws of the steps after the batches from generators of the program."""
-    states = [(one, one.get("own_step", {}), two.get("own_step", {})) for one, two in pairs]
-    drawn = [(one, max(own[state] for state in own.keys() & other)) for one, own, other in states if own.keys() & other]
-    if len(drawn) < 2:
-        return None
-    batch, words = min(drawn, key=lambda pair: pair[1])
-    what = f"the step draws at least {words} numbers for the {batch['size']} samples of its batch"
-    return _Shared(words >= batch["size"] and words > _FEW_WORDS, batch["step"], what, batch["place"])
 
 
 def _step(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankRecord) -> _Shared | None:
     """Returns the draws of the steps after the batches."""
-    equal = [one for one, two in pairs if one["at_step"][generator] == two["at_step"][generator]]
-    if generator == "torch":
-        drawn = [batch for batch in equal if batch["drawn"] > 1 and _changes(record, batch)]
-        return _of_torch(drawn, record) if len(drawn) > 1 else None
-    drawn = [batch for batch in equal if batch["hidden"].get(generator)]
+
+    def states(batch: Event) -> dict[str, int]:
+        if generator == _OWN:
+            return dict(batch.get("own_step", {}))
+        if generator == "torch":
+            draws = batch["drawn"] > 1 and batch["next"] != batch["at_step"]["torch"]
+            return {batch["at_step"]["torch"]: batch["drawn"]} if draws else {}
+        words = batch["hidden"].get(generator)
+        return {batch["at_step"][generator]: words} if words else {}
+
+    known = [(one, states(one), states(two)) for one, two in pairs]
+    drawn = [(max(own[state] for state in own.keys() & other), one) for one, own, other in known if own.keys() & other]
     if len(drawn) < 2:
         return None
-    words, size = min((batch["hidden"][generator], batch["size"]) for batch in drawn)
-    what = f"the step draws about {words} numbers for the {size} samples of its batch"
-    return _Shared(words >= size and words > _FEW_WORDS, drawn[0]["step"], what, drawn[0]["place"])
+    if generator == "torch":
+        return _of_torch([batch for _, batch in drawn], record)
+    words, batch = min(drawn, key=lambda pair: pair[0])
+    what = f"the step draws about {words} numbers for the {batch['size']} samples of its batch"
+    data = words >= batch["size"] and words > _FEW_WORDS
+    return _Shared(data, batch["step"], what, batch["place"], generator)
 
 
 def _of_torch(drawn: Sequence[Event], record: RankRecord) -> _Shared:
     for batch in drawn:
         if into := [draw for draw in batch["flows"] if draw["into"] == "data"]:
             names = listed(list(dict.fromkeys(f"torch.{draw['op']}" for draw in into)))
-            return _Shared(
-                True, batch["step"], f"{names} decides which samples or inputs the model gets", into[0]["place"]
-            )
+            what = f"{names} decides which samples or inputs the model gets"
+            return _Shared(True, batch["step"], what, into[0]["place"], "torch")
     random = sorted({name for event in record.of_kind("forward") for name in event["random"]})
     what = f"{listed(random)} drops the same values" if random else f"{drawn[0]['drawn']} values within the model"
-    return _Shared(False, drawn[0]["step"], what, drawn[0]["place"])
-
-
-def _changes(record: RankRecord, batch: Event) -> bool:
-    """Returns whether the step after a batch changes torch's generator, as the next batch shows."""
-    batches = _training(record)
-    later = batches[batches.index(batch) + 1]
-    return bool(later["generators"]["torch"] != batch["at_step"]["torch"])
+    return _Shared(False, drawn[0]["step"], what, drawn[0]["place"], "torch")

@@ -14,9 +14,8 @@ from ddp_doctor.findings import Finding, fault, listed, note
 CODE = "LD009"
 TITLE = "Gradients are not averaged"
 CAUSE = """\
-Without DistributedDataParallel, nothing averages the gradients. DDP prepares its all-reduce in its own `forward`. A
-call of `ddp.module(x)`, or of another method of the module, computes the same output and the same local gradient, but
-the gradients are not averaged reliably. Each rank trains its own model, and rank 0 saves only its own.
+DDP prepares its all-reduce in its own `forward`: without it, or with a call of `ddp.module(x)`, the outputs are right
+but the gradients stay on their rank. Each rank trains its own model, and rank 0 saves only its own.
 """
 WRONG = """\
 ddp = DistributedDataParallel(model)
@@ -24,10 +23,8 @@ loss = model(images, labels)    # not the wrapper: nothing is averaged
 loss.backward()
 """
 FIX = """\
-Wrap the model, call the wrapper, and dispatch in `forward`:
-    ddp = DistributedDataParallel(model)
+Wrap the model, call the wrapper, and dispatch in `forward`; with Fabric, use `model.mark_forward_method(...)`:
     loss = ddp(batch)       # not ddp.module.loss(batch)
-With Fabric, use `model.mark_forward_method(...)` for other methods.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#17424",)
 STRUCTURAL = True
@@ -43,30 +40,23 @@ def check(evidence: Evidence) -> list[Finding]:
     found = first_divergence(evidence)
     if found is None:
         return []
-    place, step, wrapped = found.place, found.step, evidence.ranks[0].of_kind("ddp")
+    place, wrapped = found.place, evidence.ranks[0].of_kind("ddp")
     if found.hook:
-        place, what = (
-            found.hook.place,
-            f"the communication hook {found.hook.name} returns the gradient of the rank as it is",
-        )
+        place = found.hook.place
+        what = f"the communication hook {found.hook.name} returns it as it is"
     elif found.kind == "local" and not found.passes:
         # Where it is called, and leaves these gradients, it is LD010 or LD016.
-        called = "DistributedDataParallel.forward is not called"
-        what = called if wrapped else "no model is wrapped, and nothing else averages them"
-        forwards = [event for event in evidence.ranks[0].of_kind("forward") if event["step"] == step]
+        what = "DistributedDataParallel.forward is not called" if wrapped else "no model is wrapped"
+        forwards = [event for event in evidence.ranks[0].of_kind("forward") if event["step"] == found.step]
         place = next((event["place"] for event in forwards if event["gradients"]), "") or place
     elif found.kind == "partly" and not wrapped:
-        message = (
-            f"{len(found.parameters)} parameters step with the gradient of each rank, and the others with an average: "
-            f"nothing averages those of {listed(found.parameters)}."
-        )
-        return [fault(message, step, found.tensor, found.measured, place)]
+        what = f"nothing averages those of {listed(found.parameters)}, unlike the others"
     elif found.kind == "other" and found.amount == 0.0 and (names := _initial_difference(evidence)):
         message = f"The ranks begin with different weights ({len(names)} parameters), and nothing makes them equal."
         return [fault(message, step=0, tensor=names[0], place=place)]
     else:
         return []
-    return [fault(f"Each rank steps with its own gradient: {what}.", step, found.tensor, found.measured, place)]
+    return [fault(f"Each rank steps with its own gradient: {what}.", found.step, found.tensor, found.measured, place)]
 
 
 def _initial_difference(evidence: Evidence) -> list[str]:

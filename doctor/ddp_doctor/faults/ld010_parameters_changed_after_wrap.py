@@ -5,15 +5,13 @@ from __future__ import annotations
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, wrapped
-from ddp_doctor.findings import Finding, fault
+from ddp_doctor.findings import Finding, fault, listed
 
 CODE = "LD010"
 TITLE = "Parameters were changed after the wrap"
 CAUSE = """\
-DDP registers its hooks on the parameters that exist when it wraps the module. A parameter that is assigned,
-moved or converted later is a new tensor without a hook. Its gradient is never averaged, and the ranks drift
-apart in this parameter. No message appears, and the loss of each rank falls. The same holds for a module with
-parameters of its own that is not wrapped, such as a loss with class centers.
+DDP registers its hooks on the parameters that exist when it wraps the module: one that is assigned, moved, converted or
+unfrozen later, or that belongs to another module, is never averaged. The ranks drift apart in it without a message.
 """
 WRONG = """\
 model = DistributedDataParallel(model)
@@ -21,7 +19,6 @@ model.module.head = nn.Linear(512, classes)    # DDP does not know its parameter
 """
 FIX = """\
 Change the module before wrapping it, and wrap it again after a change:
-    model = Net().to(device)
     model.head = nn.Linear(512, classes).to(device)
     model = DistributedDataParallel(model)
 """
@@ -38,12 +35,5 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     if not found.passes or not found.passes[-1]["synchronizes"]:
         return []
-    known = {name for module in evidence.ranks[0].of_kind("ddp") for name in module["parameters"]}
-    new = any(name not in known for name in found.parameters)
-    what = "of no wrapped module, or frozen or not yet there at the wrap" if new else "replaced after the wrap"
-    message = (
-        f"Parameters that DistributedDataParallel does not average are trained with the gradient of each rank alone "
-        f"({len(found.parameters)}, {what}): {', '.join(found.parameters[:5])}."
-    )
-    amount = f"their gradients differ between two ranks by {found.amount:.1e}"
-    return [fault(message, found.step, found.tensor, amount, found.place)]
+    message = f"DistributedDataParallel does not know {listed(found.parameters)}: each rank uses its own gradient."
+    return [fault(message, found.step, found.tensor, found.measured, found.place)]

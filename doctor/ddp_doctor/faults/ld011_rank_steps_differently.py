@@ -11,9 +11,8 @@ from ddp_doctor.findings import Finding, fault
 CODE = "LD011"
 TITLE = "One rank clips or steps differently"
 CAUSE = """\
-DDP gives all ranks the same gradient, but does not compare their weights. If one rank clips, scales, skips or
-steps differently, its weights differ from then on, and nothing equalizes them. Later gradients are averages
-over different models. The saved checkpoint is that of rank 0, which nobody evaluated as a whole.
+DDP gives all ranks the same gradient, but does not compare their weights. If one rank clips, scales, skips or steps
+differently, its weights differ from then on, and later gradients are averages over different models.
 """
 WRONG = """\
 if dist.get_rank() == 0:
@@ -21,9 +20,9 @@ if dist.get_rank() == 0:
 optimizer.step()
 """
 FIX = """\
-Take every decision about the step on all ranks, from a reduced value:
-    norm = clip_grad_norm_(model.parameters(), 1.0)    # on each rank, after backward()
-    if found_inf_on_any_rank: continue                 # all-reduce the flag first
+Take every decision about the step on all ranks, from a reduced value, after `backward()`:
+    norm = clip_grad_norm_(model.parameters(), 1.0)
+    if found_inf_on_any_rank: continue    # all-reduce the flag first
 """
 THREADS = ("deepspeedai/DeepSpeed#1801",)
 STRUCTURAL = True
@@ -40,10 +39,8 @@ def check(evidence: Evidence) -> list[Finding]:
     rates = [[event["lr"] for event in rank.of_kind("step")][found.step : found.step + 1] for rank in evidence.ranks]
     place = found.place
     if len({len(clip) for clip in clips}) > 1:
-        number = next(number for number, clip in enumerate(clips) if clip)
-        other = min(range(len(clips)), key=lambda rank: len(clips[rank]))
-        name, place = clips[number][0]["function"], clips[number][0]["place"]
-        message = f"Rank {number} clips the gradients with {name}, but rank {other} does not."
+        clip = next(clip[0] for clip in clips if clip)
+        place, message = clip["place"], f"Not all ranks clip the gradients with {clip['function']}."
     elif (found.kind == "steps" and stopping_decision(evidence)) or different_metrics(evidence):
         # LD034.
         return []
@@ -51,13 +48,9 @@ def check(evidence: Evidence) -> list[Finding]:
         counts = ", ".join(f"rank {rank.rank} {len(rank.of_kind('stepped'))}" for rank in evidence.ranks)
         message = f"The ranks step unequally often: {counts} optimizer steps."
     elif (rank := skipping_rank(evidence)) is not None:
-        message = (
-            f"Rank {rank} skips its step {found.step} after a backward pass, and the others take it: the decision "
-            "depends on what this rank alone has, such as its own loss."
-        )
+        message = f"Rank {rank} skips its step {found.step} by what it alone has, such as its own loss."
     elif any(rate != rates[0] for rate in rates):
-        listed = ", ".join(f"rank {rank} {rate[0] if rate else None}" for rank, rate in enumerate(rates))
-        message = f"The ranks step with different learning rates: {listed}."
+        message = f"The ranks step with different learning rates: {', '.join(str(rate[:1]) for rate in rates)}."
     elif found.kind == "scaled":
         message = "The ranks step with the same gradient at different scales: one of them changes it."
     else:
@@ -71,7 +64,6 @@ def _own_clip(evidence: Evidence) -> list[Finding]:
     if found is None:
         return []
     event, norms = found
-    listed = ", ".join(f"{norm:.3g} on rank {rank}" for rank, norm in enumerate(norms))
-    message = f"Each rank clips its own gradient before the average: {event['function']} sees a norm of {listed}."
-    amount = f"the norms differ by {(max(norms) - min(norms)) / max(norms):.1e}"
-    return [fault(message, event["step"], "", amount, event["place"])]
+    shown = ", ".join(f"{norm:.3g} on rank {rank}" for rank, norm in enumerate(norms))
+    message = f"Each rank clips its own gradient before the average: {event['function']} sees a norm of {shown}."
+    return [fault(message, event["step"], place=event["place"])]

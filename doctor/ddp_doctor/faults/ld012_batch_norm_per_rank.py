@@ -10,18 +10,16 @@ from ddp_doctor.findings import Finding, cannot_tell, depends
 CODE = "LD012"
 TITLE = "Batch norm depends on the number of ranks"
 CAUSE = """\
-Batch norm computes its statistics over the samples of one rank, not over the global batch. With small batches
-per rank, the statistics are noisy and training differs from that on one device. DDP copies only the running
-statistics of rank 0, so the others are lost. With large batches per rank this may be intended.
+Batch norm computes its statistics over the samples of one rank, not over the global batch, and DDP keeps the running
+statistics of rank 0 alone. With small batches per rank they are noisy; with large ones this may be intended.
 """
 WRONG = """\
 model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), head)
 model = DistributedDataParallel(model)    # each rank normalizes with its own samples
 """
 FIX = """\
-Convert batch norm before wrapping the module:
+Convert batch norm before wrapping the module, in Lightning by `Trainer(sync_batchnorm=True)`:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-In Lightning: `Trainer(sync_batchnorm=True)`. Group or layer norm need no synchronization.
 """
 THREADS = ("LibreYOLO/libreyolo#531", "pytorch/pytorch#2584")
 STRUCTURAL = False
@@ -36,16 +34,11 @@ def check(evidence: Evidence) -> list[Finding]:
         return [cannot_tell("The gradients differ, but the outputs of some modules are not known.")]
     if not found.differs or not found.module_class.startswith("BatchNorm"):
         return []
-    message = (
-        f"{found.module} ({found.module_class}) normalizes with the samples of one rank, so the gradient depends on "
-        "the number of ranks."
-    )
+    message = f"{found.module} ({found.module_class}) normalizes with the samples of one rank."
     fixed = without_batch_norm(evidence)
     proof = "" if fixed.cannot else f"With synchronized batch norm, {found.falls_to(fixed.at(found))}"
     if fixed.differs:
-        proof = (
-            f"With synchronized batch norm, a difference of {fixed.difference:.1e} remains, which has another cause."
-        )
+        proof = f"With synchronized batch norm, {fixed.difference:.1e} remains, which has another cause."
     run = evidence.worked("numbers")
     outputs = run.ranks[0].of_kind("output") if run else []
     place = next((event["place"] for event in outputs if event["name"] == found.module), "")

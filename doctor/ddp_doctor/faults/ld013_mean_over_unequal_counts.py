@@ -9,6 +9,7 @@ import torch
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.evidence.rank_comparison import vector
 from ddp_doctor.evidence.requirements import compared_at_once
 from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
@@ -19,10 +20,8 @@ Means = list[list[dict[str, Any]]]
 CODE = "LD013"
 TITLE = "A mean over unequal counts"
 CAUSE = """\
-Each rank divides its loss by its own number of labels or tokens, and DDP gives all ranks the same weight. If
-padding or ignored labels make the counts unequal, a token on a rank with few tokens counts more. The same
-occurs between the micro-batches of an accumulation window. The error depends on the batch and vanishes in the
-noise of the loss.
+Each rank, or each micro-batch, divides its loss by its own number of labels, and all count equally: if padding or
+ignored labels make the numbers unequal, a token among few counts more. The noise of the loss hides the error.
 """
 WRONG = """\
 # The mean over the labels of this rank: ranks with few labels count as much as ranks with many.
@@ -58,16 +57,14 @@ def check(evidence: Evidence) -> list[Finding]:
     weights, ranks = found.weights, len(found.weights)
     if max(weights) - min(weights) < _EQUAL * ranks:
         return []
-    negligible = max(abs(weight * ranks - 1) for weight in weights) < _NEGLIGIBLE
-    digits = ".6f" if negligible else ".3f"
-    shares = ", ".join(f"{weight:{digits}} for rank {rank}" for rank, weight in enumerate(weights))
+    shares = ", ".join(f"{weight:.6g} for rank {rank}" for rank, weight in enumerate(weights))
     message = (
         f"The gradient of the whole batch is a mean of those of the ranks with unequal weights ({shares}), but each "
-        f"counts {1 / ranks:{digits}}: the ranks divide by unequal numbers of samples, labels or tokens."
+        f"counts {1 / ranks:.6g}: the ranks divide by unequal numbers of samples, labels or tokens."
     )
     later = evidence.compare("weights", weights=[weight * ranks for weight in weights]).at(found)
     proof = f"With these weights, {found.falls_to(later)}" if later < found.difference / 100 else ""
-    verdict = note if negligible else fault
+    verdict = note if max(abs(weight * ranks - 1) for weight in weights) < _NEGLIGIBLE else fault
     return [verdict(message, found.step, found.tensor, found.measured, loss_place(evidence), proof)]
 
 
@@ -77,17 +74,13 @@ def _by_labels(evidence: Evidence) -> list[Finding]:
     worst = max(found, key=lambda step: _excess(found[step]), default=0)
     if worst not in found or not (excess := _excess(found[worst])):
         return []
-    known = [[mean["count"] for mean in own] for own in found[worst]]
-    total = sum(map(sum, known))
-    shares = ", ".join(f"{sum(own) / total:.3f}" for own in known)
-    counts = " and ".join(f"{listed([*map(str, own)])} on rank {rank}" for rank, own in enumerate(known))
+    counts = " and ".join(listed([str(mean["count"]) for mean in own]) for own in found[worst])
     message = (
-        f"The loss of step {worst} is a mean over the labels of each rank ({counts}), and these means count "
-        "equally: a label among few counts more than on one process."
+        f"The loss of step {worst} is a mean over the labels of each rank ({counts}), and these means count equally: a "
+        "label among few counts more than on one process."
     )
-    amount = f"{1 / len(known):.3f} instead of {shares} of the gradient"
     verdict = note if excess < _NEGLIGIBLE else fault
-    return [verdict(message, worst, "", amount, found[worst][0][0]["place"])]
+    return [verdict(message, worst, place=found[worst][0][0]["place"])]
 
 
 def _excess(means: Means) -> float:
@@ -126,13 +119,9 @@ def _steps(record: RankRecord) -> dict[int, list[dict[str, Any]]]:
 
 def _is_average(ranks: Sequence[RankRecord], step: int) -> bool:
     """Returns whether the gradient of a step has the direction of the mean of what the ranks computed."""
-    prefix, applied, total = f"applied/{step}/", [], []
-    for name in (name for name in ranks[0].tensors if name.startswith(prefix)):
-        own = [record.tensors.get(f"local/{step}/{name.removeprefix(prefix)}") for record in ranks]
-        parts = [part.double().flatten() for part in own if part is not None]
-        if len(parts) < len(own) or any(part.numel() != ranks[0].tensors[name].numel() for part in parts):
-            return False
-        applied.append(ranks[0].tensors[name].double().flatten())
-        total.append(torch.stack(parts).sum(0))
-    cosine = torch.nn.functional.cosine_similarity
-    return bool(applied) and float(cosine(torch.cat(applied), torch.cat(total), dim=0)) > 1 - _SAME_DIRECTION
+    vectors = [vector(ranks[0], step, "applied"), *(vector(rank, step, "local") for rank in ranks)]
+    known = [one for one in vectors if one is not None]
+    if len(known) < len(vectors) or len({len(one) for one in known}) > 1:
+        return False
+    cosine = torch.nn.functional.cosine_similarity(known[0], torch.stack(known[1:]).sum(0), dim=0)
+    return float(cosine) > 1 - _SAME_DIRECTION

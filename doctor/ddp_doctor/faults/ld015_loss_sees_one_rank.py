@@ -10,11 +10,9 @@ from ddp_doctor.findings import Finding, cannot_tell, depends, fault
 CODE = "LD015"
 TITLE = "The loss sees the samples of one rank"
 CAUSE = """\
-A contrastive loss compares the samples of a batch with each other. On several ranks it sees only the local
-ones, unless the embeddings are gathered. `dist.all_gather` returns tensors without a gradient, so that a
-gathered loss still lacks the gradient through the other ranks. The loss value is right in this case, and only
-the gradient is wrong. A queue, a codebook or a normalizer that each rank updates with its own samples is the same
-fault one step later: DDP replaces a buffer with that of rank 0, and the samples of the other ranks are lost.
+A contrastive loss sees only the local samples unless the embeddings are gathered, and `dist.all_gather` returns tensors
+without a gradient: the loss is right, and the gradient through the other ranks is lacking. A queue or a codebook that
+each rank updates with its own samples is the same fault one step later.
 """
 WRONG = """\
 parts = [torch.empty_like(local) for _ in range(world_size)]
@@ -22,11 +20,9 @@ dist.all_gather(parts, local)    # returns no gradient
 loss = contrastive(torch.cat(parts))
 """
 FIX = """\
-Gather the embeddings with a gradient:
+Gather the embeddings with a gradient, which sums over the ranks, and what a queue or a codebook gets without one:
     from torch.distributed.nn.functional import all_gather
     embeddings = torch.cat(all_gather(local))
-Its backward sums over the ranks, and DDP divides by their number: check the scale.
-Before a queue or a codebook is updated, gather or reduce what it gets. `dist.all_gather` is right there.
 """
 THREADS = ("Lightning-Universe/lightning-bolts#179", "facebookresearch/SLIP#31")
 STRUCTURAL = False
@@ -41,51 +37,39 @@ def check(evidence: Evidence) -> list[Finding]:
     found = without_batch_norm(evidence)
     if not found.differs or found.is_weighted or not found.weights or first_divergence(evidence):
         return []
-    where = found.step, found.tensor, found.measured
+    where = found.step, found.tensor, found.measured, loss_place(evidence)
+    module = f"{found.module} ({found.module_class})"
     if found.module_class in _RANDOM:
-        reason = f"{found.module} ({found.module_class}) draws for samples in another order than one process does."
-        return [cannot_tell(f"The gradients differ, but {reason}")]
+        return [cannot_tell(f"The gradients differ, but {module} draws for samples in another order than one process.")]
     if found.module:
-        message = f"The outputs of {found.module} ({found.module_class}) depend on which samples share a rank."
-        return [depends(message, *where, loss_place(evidence))]
+        return [depends(f"The outputs of {module} depend on which samples share a rank.", *where)]
     if not found.modules_seen:
         return [cannot_tell("The gradients differ, but the outputs of some modules are not known.")]
-    place = loss_place(evidence)
     left = f"The gradients of the ranks leave {found.residual:.1e} of that of one process, although all modules agree"
     for event in evidence.ranks[0].of_kind("collective"):
         if event["op"].startswith("all_gather") and event["step"] == found.step:
             message = f"{left}: the loss gathers samples of all ranks, but {event['op']} passes no gradient to them."
-            return [fault(message, *where, event["place"])]
+            return [fault(message, *where[:-1], event["place"])]
     if found.step < len({event["optimizer"] for event in evidence.ranks[0].of_kind("step")}):
-        message = (
-            f"{left}: the loss combines the samples of a batch, such as the negatives of a contrastive loss, and sees "
-            "those of one rank only."
-        )
-        return [depends(message, *where, place)]
-    if buffer := _buffer_of_each_rank(evidence):
-        name, is_replaced = buffer
-        message = f"{left}, because each rank updates the buffer {name} with its own samples alone"
-        message += ": DistributedDataParallel then replaces it with that of rank 0." if is_replaced else "."
-        return [fault(message, found.step, name, found.measured, place)]
+        return [depends(f"{left}: the loss combines the samples of a batch, and sees those of one rank only.", *where)]
+    if name := _buffer_of_each_rank(evidence):
+        return [fault(f"{left}: each rank updates the buffer {name} with its own samples alone.", *where)]
     message = (
-        f"{left}, and although the step before agreed. Something beside the parameters and buffers, such as a "
-        "codebook or a queue, is updated by each rank with its own samples and not reduced, or the loss combines "
-        "the samples of a batch."
+        f"{left}, and although the step before agreed: what each rank updates with its own samples is not reduced."
     )
-    return [depends(message, *where, place)]
+    return [depends(message, *where)]
 
 
-def _buffer_of_each_rank(evidence: Evidence) -> tuple[str, bool] | None:
-    """Returns the first buffer in which a step has left other values on each rank, and whether DDP replaces it.
+def _buffer_of_each_rank(evidence: Evidence) -> str:
+    """Returns the first buffer in which a step has left other values on each rank, or nothing.
 
     Buffers of batch norm do not count: LD012 reports them.
     """
     for calls in zip(*(rank.of_kind("forward") for rank in evidence.trained), strict=False):
         first = calls[0].get("buffers") or {}
         if any((call["module"], call["step"]) != (calls[0]["module"], calls[0]["step"]) for call in calls):
-            return None
+            return ""
         for name, value in first.items():
             if any(call["buffers"].get(name, value) != value for call in calls):
-                broadcast = any(event["buffers"] for event in evidence.trained[0].of_kind("ddp_forward"))
-                return name, broadcast
-    return None
+                return str(name)
+    return ""

@@ -11,9 +11,8 @@ from ddp_doctor.records.run import RankRecord
 CODE = "LD018"
 TITLE = "Gradients are clipped before they are unscaled"
 CAUSE = """\
-A `GradScaler` multiplies the loss by a large number. Before `unscale_`, the norm of the gradients is
-thousands of times too large, so clipping reduces every gradient to the limit. With SGD, the update then
-depends on the scale and is far too small. The loss falls slowly, without an error.
+A `GradScaler` multiplies the loss by a large number: before `unscale_`, clipping reduces every gradient to the limit.
+The update then depends on the scale and is far too small, without an error.
 """
 WRONG = """\
 scaler.scale(loss).backward()
@@ -62,15 +61,8 @@ def _scaled_clip(record: RankRecord) -> tuple[dict[str, Any], float] | None:
 
 
 def _finding(clip: dict[str, Any], scale: float) -> Finding:
-    verdict, amount = fault, ""
     message = f"{clip['function']} runs while the gradients are scaled: scaler.unscale_ is not called before it."
-    if scale == 1:
-        message += " The scaler is disabled here, where there is no GPU."
-    else:
-        amount = f"limit {clip['limit']:g} for gradients that are {scale:g} times too large"
-        if clip["norm"] is not None:
-            amount += f" (norm {clip['norm']:.3g} instead of {clip['norm'] / scale:.3g})"
-        if clip["limit"] > _SCALED_LIMIT * scale:
-            verdict = unclear
-            message += " Its limit may be intended for scaled gradients."
-    return verdict(message, clip["step"], "", amount, clip["place"])
+    # Where there is no GPU, a scaler is disabled, and its scale is 1.
+    if scale != 1 and clip["limit"] > _SCALED_LIMIT * scale:
+        return unclear(f"{message} Its limit may be intended for scaled gradients.", clip["step"], place=clip["place"])
+    return fault(message, clip["step"], "", f"limit {clip['limit']:g} for a scale of {scale:g}", clip["place"])

@@ -10,9 +10,8 @@ from ddp_doctor.records.run import RankRecord
 CODE = "LD019"
 TITLE = "The optimizer lacks parameters"
 CAUSE = """\
-The optimizer holds the parameters that it was given. If the model was wrapped, moved, extended or unfrozen
-later, some trainable parameters are in no group, or the groups hold tensors that the model does not use.
-These weights keep their initial values. The other parameters still reduce the loss.
+The optimizer holds the parameters that it was given: those of a model that was wrapped, extended or unfrozen later are
+in no group and keep their initial values. The other parameters still reduce the loss.
 """
 WRONG = """\
 optimizer = AdamW(model.parameters())
@@ -40,26 +39,21 @@ def check(evidence: Evidence) -> list[Finding]:
     frozen = [number for number in optimizers if number not in trained]
     created = {event["optimizer"]: event["place"] for event in record.of_kind("optimizer")}
     place = created.get(frozen[0] if frozen else 0, "") or steps[0]["place"]
-    lost = f"{listed(forgotten)} get gradients, but belong to no optimizer and do not change." if forgotten else ""
+    lost = f"{listed(forgotten)} get gradients, but belong to no optimizer and do not change."
     if frozen:
         event = optimizers[frozen[0]]
-        message = f"All {len(event['names'])} parameters of the optimizer ({event['name']}) are frozen. {lost}".strip()
-        tensor = (forgotten or list(event["names"].values()) or [""])[0]
+        message = f"All {len(event['names'])} parameters of the optimizer ({event['name']}) are frozen."
         if len(frozen) == len(optimizers):
-            return [fault(message, 0, tensor, "no weight changes", place)]
+            return [fault(message, 0, next(iter(forgotten), ""), "no weight changes", place)]
         if not forgotten:
-            return [note(message, 0, tensor, place=place)]
+            return [note(message, 0, place=place)]
     if not forgotten:
         return []
-    if _is_fixed(record, forgotten):
-        return [
-            note(f"{lost} They are in evaluation mode: freeze them, if this is intended.", 0, forgotten[0], place=place)
-        ]
-    if set(forgotten) <= {name for event in steps for name in event["loaded"]}:
-        message = f"{lost} Their weights were loaded: freeze them with requires_grad_(False), if this is intended."
+    # Parts in evaluation mode, or with weights that were loaded, may be fixed on purpose.
+    if _is_fixed(record, forgotten) or set(forgotten) <= {name for event in steps for name in event["loaded"]}:
+        message = f"{lost} Freeze them with requires_grad_(False), if this is intended."
         return [note(message, 0, forgotten[0], place=place)]
-    held = len({name for event in optimizers.values() for name in event["names"].values()})
-    return [fault(lost, 0, forgotten[0], f"{len(forgotten)} of {held + len(forgotten)} trainable parameters", place)]
+    return [fault(lost, 0, forgotten[0], f"{len(forgotten)} parameters", place)]
 
 
 def _forgotten(record: RankRecord) -> list[str]:

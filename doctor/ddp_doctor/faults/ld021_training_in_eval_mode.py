@@ -14,9 +14,8 @@ Part = tuple[str, str]
 CODE = "LD021"
 TITLE = "The model trains in evaluation mode"
 CAUSE = """\
-`model.eval()` stays in effect until `model.train()` is called. After an evaluation that does not restore the
-mode, dropout is off and batch norm no longer updates its statistics. If only rank 0 evaluates, the ranks
-train in different modes. The training loss even looks better.
+`model.eval()` stays in effect until `model.train()` is called: after an evaluation, dropout is off and batch norm no
+longer updates, perhaps on one rank only. The training loss even looks better.
 """
 WRONG = """\
 for epoch in range(epochs):
@@ -29,7 +28,6 @@ Restore the mode at the end of the evaluation, on each rank:
     model.eval()
     ...
     model.train(was_training)
-Modules that are frozen on purpose may stay in evaluation mode.
 """
 THREADS = ("huggingface/lerobot#3668",)
 STRUCTURAL = True
@@ -60,8 +58,7 @@ def check(evidence: Evidence) -> list[Finding]:
     modes = [_modes(record) for record in evidence.trained]
     for step in sorted(set.intersection(*map(set, modes))) if modes else []:
         for rank, other in permutations(range(len(modes)), 2):
-            evaluating = modes[rank][step].of(False) & modes[other][step].of(True)
-            if evaluating:
+            if evaluating := modes[rank][step].of(False) & modes[other][step].of(True):
                 message = f"Rank {rank} trains in evaluation mode, but rank {other} in training mode"
                 return [_fault(evidence.ranks[rank], modes[rank], step, evaluating, message)]
     for record, found in zip(evidence.trained, modes, strict=True):
@@ -76,12 +73,10 @@ def check(evidence: Evidence) -> list[Finding]:
                 return [_fault(record, found, step, evaluating, message)]
         start = found.get(first, _Modes())
         if start.sensitive and not any(True in modes for modes in start.training.values()):
+            message = "From the first step on, the model trains in evaluation mode"
             if _left_training(record):
-                message = "From the first step on, the model trains in evaluation mode"
                 return [_fault(record, found, first, start.of(False), message)]
-            names = _names(start.sensitive)
-            message = f"The model trains in evaluation mode from the beginning: {names} have no effect."
-            return [note(message, first, place=start.place)]
+            return [note(f"{message}: {_names(start.sensitive)} have no effect.", first, place=start.place)]
     return []
 
 
@@ -99,14 +94,12 @@ def _left_training(record: RankRecord) -> bool:
 
 
 def _fault(record: RankRecord, modes: dict[int, _Modes], step: int, evaluating: set[Part], message: str) -> Finding:
-    sensitive = evaluating & modes[step].sensitive
     calls = [event["place"] for event in record.of_kind("eval") if event["step"] <= step and event["place"]]
     place = calls[-1] if calls else modes[step].place
-    if not sensitive:
-        return note(f"{message}, which has no effect: it has no dropout and no batch norm.", step, place=place)
-    message += f": eval() is not followed by train(), and {_names(sensitive)} work as in evaluation."
-    amount = f"{len(sensitive)} of {len(modes[step].sensitive)} parts with a mode"
-    return fault(message, step, min(sensitive)[1], amount, place)
+    if sensitive := evaluating & modes[step].sensitive:
+        message += f": eval() is not followed by train(), and {_names(sensitive)} work as in evaluation."
+        return fault(message, step, min(sensitive)[1], place=place)
+    return note(f"{message}, which has no effect: it has no dropout and no batch norm.", step, place=place)
 
 
 def _modes(record: RankRecord) -> dict[int, _Modes]:

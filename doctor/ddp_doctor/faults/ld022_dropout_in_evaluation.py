@@ -12,9 +12,8 @@ from ddp_doctor.records.run import RankRecord
 CODE = "LD022"
 TITLE = "Dropout is active in evaluation"
 CAUSE = """\
-Functional dropout and `scaled_dot_product_attention` do not know the module's mode: `F.dropout(x)` is active
-by default. Evaluation then draws random numbers, its metric changes from pass to pass and is worse than it
-should be. The same occurs without `model.eval()`. A single number per epoch does not show it.
+Functional dropout does not know the module's mode: `F.dropout(x)` is active by default, so that the metric of an
+evaluation changes from pass to pass. A single number per epoch does not show it.
 """
 WRONG = """\
 def forward(self, x):
@@ -38,16 +37,13 @@ def check(evidence: Evidence) -> list[Finding]:
         for event, forward in _dropouts(record):
             modes, active = (forward["modes"], forward["random"]) if forward else ({}, [])
             where = event["step"], next(iter(active), ""), f"a rate of {event['rate']:.2g}", event["place"]
+            message = f"In evaluation, dropout is active in {listed(active) or 'the model'}"
             if active and not all(modes.values()):
-                text = (
-                    f"In evaluation, dropout is active in {listed(active)}, but the other parts are in evaluation mode."
-                )
-                notes.append(note(text, *where))
+                notes.append(note(f"{message}, but the other parts are in evaluation mode.", *where))
                 continue
-            message = "Dropout is active in evaluation, although the model is in evaluation mode: it ignores the mode."
-            if modes and all(modes.values()):
-                message = "The model is evaluated in training mode, so dropout is active: eval() is not called."
-            return [fault(message, *where, _other_seed(evidence))]
+            evaluates = modes and all(modes.values())
+            why = "eval() is not called" if evaluates else "it ignores the mode of the model"
+            return [fault(f"{message}: {why}.", *where, _other_seed(evidence))]
     return notes[:1]
 
 

@@ -15,20 +15,16 @@ from ddp_doctor.records.run import Run
 CODE = "LD023"
 TITLE = "Validation counts samples twice"
 CAUSE = """\
-A `DistributedSampler` repeats samples until each rank has the same number. In an evaluation, these count
-twice, and with `drop_last` some are never evaluated. The metric depends on the number of ranks. The
-difference is small, so that it looks like noise.
+A `DistributedSampler` repeats samples until each rank has the same number, and with `drop_last` some are never
+evaluated: the metric depends on the number of ranks. The difference is small, so that it looks like noise.
 """
 WRONG = """\
-sampler = DistributedSampler(validation, shuffle=False)
+sampler = DistributedSampler(validation, shuffle=False)    # 103 samples on 2 ranks: 104 are evaluated
 loader = DataLoader(validation, batch_size, sampler=sampler)
-# 103 samples on 2 ranks: 104 are evaluated
 """
 FIX = """\
-Give each rank its part without padding, and combine sums and counts:
-    indices = range(rank, len(dataset), world_size)
-    loader = DataLoader(Subset(dataset, indices), batch_size)
-Collectives within the loop need equal numbers of batches: combine once, at the end.
+Give each rank its part without padding, and combine sums and counts once, at the end:
+    loader = DataLoader(Subset(dataset, range(rank, len(dataset), world_size)), batch_size)
 """
 THREADS = ("pytorch/pytorch#25162", "Lightning-AI/pytorch-lightning#5060")
 STRUCTURAL = True
@@ -47,17 +43,11 @@ def check(evidence: Evidence) -> list[Finding]:
         if repeated and contents(ranks, first["base"]).same is not False:
             drawn = [index for event in events for index in event["indices"]]
             total, size = len(drawn), len(set(drawn))
-            message = (
-                f"The {size} samples of the evaluation are counted as {total}: sample "
-                f"{', '.join(map(str, repeated[:4]))} is repeated by the {first['sampler']}, so that the ranks get "
-                "equal numbers."
-            )
+            message = f"The {size} samples of the evaluation are counted as {total} by the {first['sampler']}."
             found = fault(message, first["step"], "", f"{total} instead of {size} samples", first["place"])
-            return (
-                _of_module(evidence, found)
-                if evidence.is_module
-                else _of_loop(evidence, found, total, first.get("by", ""))
-            )
+            if evidence.is_module:
+                return _of_module(evidence, found)
+            return _of_loop(evidence, found, total, first.get("by", ""))
     return []
 
 
@@ -68,14 +58,12 @@ def _of_module(evidence: Evidence, found: Finding) -> list[Finding]:
     if not name:
         return []
     message = f"{found.message} {name} is {several[name]:.6g}, and {one[name]:.6g} on one process."
-    amount = f"{found.amount}; {name} differs by {several[name] - one[name]:.1e}"
-    where = found.step, name, amount, found.place
+    where = found.step, name, found.amount, found.place
     if max(abs(one[key] - several[key]) / (abs(one[key]) or 1.0) for key in one if key in several) < _SMALL:
         return [note(message, *where)]
     fixed = _metrics(evidence.run("unpadded", purpose="evaluate", same_seed=True, interventions={"unpadded": True}))
     if name in fixed and _close(fixed[name], one[name]):
-        proof = f"with each sample once, {name} is also {fixed[name]:.6g} on several ranks"
-        return [fault(message, *where, proof)]
+        return [fault(message, *where, f"with each sample once, {name} is also {fixed[name]:.6g} on several ranks")]
     return [unclear(f"{message} The difference remains with each sample once: it also has another cause.", *where)]
 
 
@@ -88,22 +76,19 @@ def _of_loop(evidence: Evidence, found: Finding, total: int, evaluator: str) -> 
         # accelerate drops the repeated samples.
         return []
     metrics, cannot = wrong_metrics(evidence)
-    if metrics and not (metrics := [one for one in metrics if not (one.own or one.is_scaled(len(evidence.ranks)))]):
-        return [note(f"{found.message} The metrics that differ have another cause, which LD024 states.", *where)]
-    if metrics:
-        worst = max(metrics, key=lambda metric: metric.difference)
+    # Those that have another cause are LD024's.
+    padded = [metric for metric in metrics if not (metric.own or metric.is_scaled(len(evidence.ranks)))]
+    if padded:
+        worst = max(padded, key=lambda metric: metric.difference)
         message = (
             f"{found.message} With the same weights, {worst.name or 'the metric'} is {worst.value:.6g} on several "
             f"ranks and {worst.expected:.6g} on one process."
         )
-        amount = f"{found.amount}; the metric changes by {worst.difference:.1e}"
-        verdict = fault if worst.difference > _SMALL else note
-        if "transformers" in Path(evaluator).parts:
-            message += " The Trainer of transformers drops the repeated samples of predictions, and not of its loss."
-            verdict = note
-        return [verdict(message, found.step, worst.name, amount, found.place)]
-    if any(rank.of_kind("reported") for rank in evidence.ranks) and not cannot:
-        return [note(f"{found.message} No reported metric changes by it.", *where)]
+        # The Trainer of transformers drops the repeated samples of predictions, and not of its loss.
+        small = worst.difference <= _SMALL or "transformers" in Path(evaluator).parts
+        return [(note if small else fault)(message, found.step, worst.name, found.amount, found.place)]
+    if metrics or (any(rank.of_kind("reported") for rank in evidence.ranks) and not cannot):
+        return [note(f"{found.message} No reported metric is seen to change by it alone.", *where)]
     return [unclear(f"{found.message} Whether that changes a metric was not seen.", *where)]
 
 

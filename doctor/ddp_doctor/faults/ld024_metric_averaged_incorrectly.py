@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from math import isclose, isnan
 from typing import Any, NamedTuple
 
 from ddp_doctor.evidence.decisions import deciding_numbers
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples, select_differently
+from ddp_doctor.evidence.order import epoch_of, evaluation_epochs, repeated_samples, select_differently
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.probes.reports import BRACKETED
 from ddp_doctor.records.run import RankRecord, Run
 
 # A reported number: its place in the program, how often it has reported before, and the position within the report.
 Key = tuple[str, int, int]
-# Value, rounding, name, place and step.
-Number = tuple[float, float, str, str, int]
 
 CODE = "LD024"
 TITLE = "A metric is averaged incorrectly"
 CAUSE = """\
-The mean of the ranks' means is the global mean only if all ranks have the same number of samples. The mean of
-an F1 score or of a perplexity over batches is not the score at all. `self.log(..., sync_dist=True)` averages
-the ranks, and in Lightning 2.6.6 also rounds the number of samples, which makes the value too large when the
-ranks have different numbers. The curve looks normal.
+The mean of the ranks' means is the global mean only for equal numbers of samples, and the mean of an F1 score over
+batches is not the score at all. `self.log(..., sync_dist=True)` averages the ranks, and in Lightning 2.6.6 also rounds
+the number of samples. The curve looks normal.
 """
 WRONG = """\
 accuracy = (logits.argmax(1) == labels).float().mean()
@@ -33,13 +31,10 @@ dist.all_reduce(accuracy)
 accuracy /= world_size    # the mean of means over unequal numbers of samples
 """
 FIX = """\
-Combine the sums and counts of all ranks before you divide, or log the metric object:
-    dist.all_reduce(correct)                   # the number of this rank's correct predictions
-    dist.all_reduce(count)                     # the number of its samples
+Combine the sums and counts of all ranks before you divide, or log the metric object of torchmetrics, not its value:
+    dist.all_reduce(correct)
+    dist.all_reduce(count)
     accuracy = correct / count
-In Lightning:
-    self.accuracy(logits, labels)              # a torchmetrics object
-    self.log('accuracy', self.accuracy)        # not its value
 """
 THREADS = ("Lightning-AI/pytorch-lightning#12354", "Lightning-AI/pytorch-lightning#21859")
 STRUCTURAL = False
@@ -61,11 +56,13 @@ _EPOCHS = 2
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the metrics of the same weights and samples on one process and on several ranks."""
-    if not evidence.is_module:
-        return _of_program(evidence)
+    return _of_module(evidence) if evidence.is_module else _of_program(evidence)
+
+
+def _of_module(evidence: Evidence) -> list[Finding]:
+    """Compares the metrics that a LightningModule logs in its validation."""
     if run := evidence.failed("evaluate1", "evaluate"):
-        where = "one process" if run.spec.world_size == 1 else "several ranks"
-        return [cannot_tell(f"The validation on {where} fails ({run.short_reason}), so no metric was compared.")]
+        return [cannot_tell(f"The validation fails ({run.short_reason}), so no metric was compared.")]
     single, several = evidence.worked("evaluate1"), evidence.worked("evaluate")
     if single is None or several is None:
         return [not_reached("There is no validation.")] if evidence.trained else []
@@ -77,9 +74,10 @@ def check(evidence: Evidence) -> list[Finding]:
     if not names:
         return [not_reached("The validation logs no metric.")]
     wrong = [name for name in names if any(not _equal(values.get(name), right[name]) for values in ours)]
-    if not wrong:
-        return []
-    if _is_random(evidence, right):
+    # A metric such as an accuracy may be the same by chance.
+    runs = (evidence.evaluate_again(draws) for draws in ((1, 2) if wrong else ()))
+    others = (run.ranks[0].metrics for run in runs if run.worked)
+    if any(not _equal(other.get(name), value) for other in others for name, value in right.items()):
         return [cannot_tell("The metrics depend on random numbers.")]
     found = [_finding(several, name, right[name], ours) for name in wrong]
     # The first fault, or the first note: other metrics of a module have the same cause.
@@ -92,29 +90,19 @@ def _finding(run: Run, name: str, right: float, ours: list[dict[str, float]]) ->
     place = next((event["place"] for event, _ in entries), "")
     where = None, name, f"{abs(value - right) / (abs(right) or 1.0):.1e} of the value", place
     message = f"{name} of the same weights and samples is {value:.6g} on {count} ranks and {right:.6g} on one process."
-    mean = _mean(entries)
+    total = sum(size for _, size in entries)
+    is_mean = bool(total) and all(event["reduce_fx"] == "mean" for event, _ in entries)
+    mean = sum(float(event["value"]) * size for event, size in entries) / total if is_mean else None
     if mean is not None and _equal(mean, right):
         if len({values.get(name) for values in ours}) > 1:
-            text = f"{name} of rank 0 is that of its own samples: {value:.6g}; of all samples it is {right:.6g}."
-            return note(text, *where)
-        sizes = [sum(size for _, size in events) for events in logs]
-        total = sum(sizes)
-        message += (
-            f" The module is right: the logged values, weighted by their batch sizes ({' + '.join(map(str, sizes))} "
-            f"samples), give {mean:.6g}."
-        )
-        if not _equal(mean * total / (total // count * count), value):
-            return fault(message, *where)
-        message += (
-            f" Lightning divides by the mean number of samples per rank without its fraction ({total // count} instead "
-            f"of {total / count:g}): {_ISSUE}."
-        )
-        proof = f"The sum of the logged values divided by {total} samples is {mean:.6g}, as on one process."
-        return fault(message, *where, proof)
+            return note(f"{message} That of rank 0 is of its own samples.", *where)
+        message += f" The module is right: the logged values, weighted by their batch sizes, give {mean:.6g}."
+        if _equal(mean * total / (total // count * count), value):
+            message += f" Lightning divides by the samples per rank without their fraction: {_ISSUE}."
+        return fault(message, *where)
     if any(len(events) > 1 for events in logs):
-        message += " The value of a batch depends on which samples are in it, so it is not a mean over samples."
-        return depends(message, *where)
-    return fault(f"{message} Each rank computes a value, and their mean is not the value of all samples.", *where)
+        return depends(f"{message} The value of a batch depends on which samples are in it.", *where)
+    return fault(f"{message} The mean of the ranks' values is not the value of all samples.", *where)
 
 
 def _samples(run: Run) -> Counter[str]:
@@ -138,59 +126,39 @@ def _logs(record: RankRecord, name: str) -> list[tuple[dict[str, Any], int]]:
     return found
 
 
-def _mean(entries: list[tuple[dict[str, Any], int]]) -> float | None:
-    total = sum(size for _, size in entries)
-    if not total or any(event["reduce_fx"] != "mean" for event, _ in entries):
-        return None
-    return sum(float(event["value"]) * size for event, size in entries) / total
-
-
-def _is_random(evidence: Evidence, right: dict[str, float]) -> bool:
-    """Returns whether other random numbers change a metric."""
-    # A metric such as an accuracy may be the same by chance.
-    runs = (evidence.evaluate_again(draws) for draws in (1, 2))
-    others = (run.ranks[0].metrics for run in runs if run.worked)
-    return any(not _equal(other.get(name), value) for other in others for name, value in right.items())
-
-
 def _equal(a: float | None, b: float) -> bool:
     return a is not None and (isclose(a, b, rel_tol=_SAME, abs_tol=1e-7) or (isnan(a) and isnan(b)))
 
 
 def _of_program(evidence: Evidence) -> list[Finding]:
     """Compares the numbers that rank 0 alone reports of an evaluation with unchanged weights."""
+    ranks, epochs = len(evidence.ranks), evaluation_epochs(evidence.ranks)
     if not any(rank.evaluation_epochs for rank in evidence.ranks):
         return [not_reached("There is no validation.")] if evidence.trained else []
-    if any(map(select_differently, evaluation_epochs(evidence.ranks))):
+    if any(map(select_differently, epochs)):
         return [cannot_tell("The ranks divide different selections of the samples (LD005), so no metric was compared.")]
     found, cannot = wrong_metrics(evidence)
-    if any(repeated_samples(events) for events in evaluation_epochs(evidence.ranks)):
+    if any(map(repeated_samples, epochs)):
         # They explain other differences: LD023.
-        found, cannot = [metric for metric in found if metric.own or metric.is_scaled(len(evidence.ranks))], ""
-    if cannot:
-        return [cannot_tell(cannot)]
-    if not found:
-        return []
+        found, cannot = [metric for metric in found if metric.own or metric.is_scaled(ranks)], ""
+    if cannot or not found:
+        return [cannot_tell(cannot)] if cannot else []
     metric = max(found, key=lambda metric: (metric.own, metric.decides and metric.difference > _LARGE))
-    message = (
-        f"The reported {metric.name or 'metric'} of the same weights and samples is {metric.value:.6g} on "
-        f"{len(evidence.ranks)} ranks and {metric.expected:.6g} on one process."
-    )
-    verdict, how = fault, "It is that of the samples of rank 0: the other ranks do not change it."
     if metric.own and _only_logged(evidence, metric.name):
-        verdict = note
-        how = "It is that of the samples of rank 0: it was logged without sync_dist, and no callback monitors it."
-    elif not metric.own and metric.is_scaled(len(evidence.ranks)):
-        how = "The ranks' values are summed, or divided by their number once more."
-    elif not metric.own:
-        decides = metric.difference > _LARGE and metric.decides
-        verdict, how = (
-            fault if decides else depends,
-            "It is combined over the ranks, but not as over all samples at once",
-        )
-        how += ", and a callback or a condition decides by it." if decides else "."
-    amount = f"{metric.difference:.1e} of the value"
-    return [verdict(f"{message} {how}", metric.step, metric.name, amount, metric.place)]
+        verdict, how = note, "It is that of rank 0's samples, is logged without sync_dist, and no callback monitors it."
+    elif metric.own:
+        verdict, how = fault, "It is that of the samples of rank 0: the other ranks do not change it."
+    elif metric.is_scaled(ranks):
+        verdict, how = fault, "The ranks' values are summed, or divided by their number once more."
+    elif metric.difference > _LARGE and metric.decides:
+        verdict, how = fault, "It is not combined as over all samples at once, and a callback or a condition reads it."
+    else:
+        verdict, how = depends, "It is combined over the ranks, but not as over all samples at once."
+    message = (
+        f"The reported {metric.name or 'metric'} of the same weights and samples is {metric.value:.6g} on {ranks} "
+        f"ranks and {metric.expected:.6g} on one process. {how}"
+    )
+    return [verdict(message, metric.step, metric.name, f"{metric.difference:.1e} of the value", metric.place)]
 
 
 def _only_logged(evidence: Evidence, name: str) -> bool:
@@ -200,12 +168,22 @@ def _only_logged(evidence: Evidence, name: str) -> bool:
     return logged and not _monitored(evidence) & {name, name.removesuffix("_epoch")}
 
 
-class Metric(NamedTuple):
+class Number(NamedTuple):
+    """A number that rank 0 reports: its value and rounding, the word before it, the user's place, and the step."""
+
+    value: float
+    rounding: float
+    name: str
+    place: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Metric:
     """A metric of rank 0 that differs between one process and several ranks with the same weights.
 
     Attributes:
         value: What rank 0 reports.
-        rounding: How exactly.
         name: The word before it in the report, or empty.
         place: The user's place of the report.
         step: The step after which it is reported.
@@ -215,13 +193,17 @@ class Metric(NamedTuple):
     """
 
     value: float
-    rounding: float
     name: str
     place: str
     step: int
     expected: float
     own: bool
     decides: bool
+
+    @classmethod
+    def of(cls, number: Number, expected: float, *, own: bool, decides: bool) -> Metric:
+        """Returns the metric of a number."""
+        return cls(number.value, number.name, number.place, number.step, expected, own, decides)
 
     @property
     def difference(self) -> float:
@@ -232,6 +214,9 @@ class Metric(NamedTuple):
         """Returns whether the value is that of one process times, or divided by, the number of ranks."""
         ratio = self.value / self.expected if self.expected else 0.0
         return isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02)
+
+
+Numbers = dict[Key, Number]
 
 
 def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
@@ -245,39 +230,35 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     if not evidence.trained[0].of_kind("reported"):
         return [], "Rank 0 prints or logs no number, so no metric was compared."
     fixed: dict[str, Any] = {"same_seed": True, "interventions": {"still": True}}
-    one, several = (
-        evidence.run("fixed weights on one process", world_size=1, **fixed),
-        evidence.run("fixed weights", **fixed),
-    )
-    if not one.worked or not several.worked:
-        run = one if not one.worked else several
-        return [], f"The metrics of unchanged weights were not compared: {run.short_reason}"
+    one = evidence.run("fixed weights on one process", world_size=1, **fixed)
+    several = evidence.run("fixed weights", **fixed)
+    for run in (one, several):
+        if not run.worked:
+            return [], f"The metrics of unchanged weights were not compared: {run.short_reason}"
     if _weights(one.ranks[0], loaders) != _weights(several.ranks[0], loaders):
         return [], "The metrics were not compared: one process and rank 0 evaluate other weights."
-    if len(part := _evaluated(one, loaders)) < len(whole := _evaluated(several, loaders)):
-        return [], f"The metrics were not compared: one process evaluates {len(part)} of the {len(whole)} samples."
+    if len(_evaluated(one, loaders)) < len(_evaluated(several, loaders)):
+        return [], "The metrics were not compared: one process does not evaluate all samples."
     alone, ours = _numbers(one.ranks[0]), _numbers(several.ranks[0])
-    others = {key for rank in several.ranks[1:] for key in _numbers(rank)}
-    known = (ours.keys() & alone.keys()) - others
+    known = (ours.keys() & alone.keys()) - {key for rank in several.ranks[1:] for key in _numbers(rank)}
     differ = _differing(ours, alone, known)
     if differ:
         # A time, for example, differs between two runs of the same ranks as well.
         known &= _repeated(evidence)
-        differ = [key for key in differ if key in known]
     # As `loss: 0.52 (0.61)`, the median of rank 0's last batches and the mean of all: the second one is the metric.
-    right = {(*key[:2], key[2] - 1, ours[key][2].removesuffix(BRACKETED)) for key in known.difference(differ)}
-    differ = [key for key in differ if (*key, ours[key][2]) not in right]
+    right = {(*key[:2], key[2] - 1, ours[key].name.removesuffix(BRACKETED)) for key in known.difference(differ)}
+    differ = [key for key in differ if key in known and (*key, ours[key].name) not in right]
     if not differ:
-        return _with_other_weights(evidence, [key for key in known if ours[key][0] in _EXTREME]), ""
-    metrics = _perturbed(evidence, loaders, 0, {key: ours[key][0] for key in differ}, missing=False)
-    by_others = _perturbed(evidence, loaders, 1, {key: ours[key][0] for key in metrics}, missing=True)
+        return _with_other_weights(evidence, [key for key in known if ours[key].value in _EXTREME]), ""
+    metrics = _perturbed(evidence, loaders, 0, {key: ours[key].value for key in differ}, missing=False)
+    by_others = _perturbed(evidence, loaders, 1, {key: ours[key].value for key in metrics}, missing=True)
     decides = _deciding(evidence, metrics)
     found = [
-        Metric(*ours[key], alone[key][0], own=key not in by_others, decides=key in decides)
-        for key in sorted(metrics, key=lambda key: (ours[key][4], key))
+        Metric.of(ours[key], alone[key].value, own=key not in by_others, decides=key in decides)
+        for key in sorted(metrics, key=lambda key: (ours[key].step, key))
     ]
     small = {metric.name for metric in found if metric.decides and not metric.own and metric.difference <= _LARGE}
-    unclear = [key for key in metrics if ours[key][2] in small]
+    unclear = [key for key in metrics if ours[key].name in small]
     return [*found, *_with_other_weights(evidence, unclear, _LARGE)], ""
 
 
@@ -289,29 +270,20 @@ def _monitored(evidence: Evidence) -> set[str]:
 def _deciding(evidence: Evidence, known: Iterable[Key]) -> set[Key]:
     """Returns the numbers by which a callback decides, or that a deciding condition of the code reads."""
     names, numbers, read = _monitored(evidence), _numbers(evidence.trained[0]), deciding_numbers(evidence)
+    # A report may be in percent.
+    scaled = [scale * value for value in read for scale in (1.0, 100.0)]
 
-    def is_read(value: float, rounding: float) -> bool:
-        # A report may be in percent.
-        return any(
-            abs(value - scale * number) <= max(rounding, scale * _READ * abs(number))
-            for number in read
-            for scale in (1.0, 100.0)
-        )
+    def decides(number: Number) -> bool:
+        near = (abs(number.value - value) <= max(number.rounding, _READ * abs(value)) for value in scaled)
+        return number.name in names or any(near)
 
-    return {key for key in known if key in numbers and (numbers[key][2] in names or is_read(*numbers[key][:2]))}
+    return {key for key in known if key in numbers and decides(numbers[key])}
 
 
-def _differing(
-    ours: dict[Key, Number], alone: dict[Key, Number], known: Iterable[Key], least: float = _SAME
-) -> list[Key]:
+def _differing(ours: Numbers, alone: Numbers, known: Collection[Key], least: float = _SAME) -> list[Key]:
     """Returns the numbers that differ by more than rounding and this part of their value, of those that both have."""
-    return [
-        key
-        for key in known
-        if key in ours
-        and key in alone
-        and abs(ours[key][0] - alone[key][0]) > max(ours[key][1], alone[key][1], least * abs(alone[key][0]))
-    ]
+    pairs = [(key, ours[key], alone[key]) for key in known if key in ours and key in alone]
+    return [key for key, a, b in pairs if abs(a.value - b.value) > max(a.rounding, b.rounding, least * abs(b.value))]
 
 
 def _with_other_weights(evidence: Evidence, known: Sequence[Key], least: float = _SAME) -> list[Metric]:
@@ -321,7 +293,7 @@ def _with_other_weights(evidence: Evidence, known: Sequence[Key], least: float =
         change: dict[str, Any] = {"same_seed": True, "interventions": {"still": True, "other_weights": number}}
         one = evidence.run(f"{name} on one process", world_size=1, **change)
         alone = _numbers(one.ranks[0]) if one.worked else {}
-        if one.worked and all(alone[key][0] in _EXTREME for key in known if key in alone):
+        if one.worked and all(alone[key].value in _EXTREME for key in known if key in alone):
             # These weights show as little.
             continue
         several = evidence.run(name, **change)
@@ -330,18 +302,15 @@ def _with_other_weights(evidence: Evidence, known: Sequence[Key], least: float =
         ours = _numbers(several.ranks[0])
         if found := _differing(ours, alone, known, least):
             decides = _deciding(evidence, found)
-            return [Metric(*ours[key], alone[key][0], own=False, decides=key in decides) for key in found]
+            return [Metric.of(ours[key], alone[key].value, own=False, decides=key in decides) for key in found]
     return []
 
 
 def _repeated(evidence: Evidence) -> set[Key]:
     """Returns the numbers of rank 0 that two runs report alike; all of them if the second run fails."""
-    first = _numbers(evidence.trained[0])
-    again = evidence.again()
-    if not again.worked:
-        return set(first)
-    second = _numbers(again.ranks[0])
-    return {key for key in first.keys() & second.keys() if abs(first[key][0] - second[key][0]) <= first[key][1]}
+    first, again = _numbers(evidence.trained[0]), evidence.again()
+    second = _numbers(again.ranks[0]) if again.worked else first
+    return {key for key in first if key in second and abs(first[key].value - second[key].value) <= first[key].rounding}
 
 
 def _perturbed(
@@ -361,12 +330,11 @@ def _perturbed(
         if found == values.keys():
             break
         change = {"still": True, "perturb": [first, *loaders], "factor": factor}
-        run = evidence.run(
-            f"fixed weights, other samples from rank {first} on ({factor})", same_seed=True, interventions=change
-        )
+        name = f"fixed weights, other samples from rank {first} on ({factor})"
+        run = evidence.run(name, same_seed=True, interventions=change)
         if run.worked:
             known, numbers = True, _numbers(run.ranks[0])
-            found |= {key for key in values if (numbers[key][0] != values[key] if key in numbers else missing)}
+            found |= {key for key in values if (numbers[key].value != values[key] if key in numbers else missing)}
     # If such samples end the program, nothing is known.
     return found if known or not missing else set(values)
 
@@ -374,24 +342,23 @@ def _perturbed(
 def _divided_loaders(ranks: Sequence[RankRecord]) -> list[int]:
     """Returns the loaders that are evaluated, and whose samples rank 0 does not have completely."""
     found = set()
-    for event in ranks[0].evaluation_epochs if ranks else []:
-        batches = [[batch for batch in rank.of_kind("batch") if batch["loader"] == event["loader"]] for rank in ranks]
+    for loader in {event["loader"] for event in (ranks[0].evaluation_epochs if ranks else [])}:
+        batches = [[batch for batch in rank.of_kind("batch") if batch["loader"] == loader] for rank in ranks]
         first, *others = [{name for batch in own for name in _names(batch)} for own in batches]
         if set().union(*others) - first:
-            found.add(event["loader"])
-    trained = {event["loader"] for rank in ranks for event in rank.training_epochs}
-    return sorted(found - trained)
+            found.add(loader)
+    return sorted(found - {event["loader"] for rank in ranks for event in rank.training_epochs})
 
 
 def _evaluated(run: Run, loaders: Sequence[int]) -> set[str]:
     """Returns the samples that the first evaluations with these loaders have on all ranks."""
     found = set[str]()
     for rank in run.ranks:
-        first: dict[int, int] = {}
-        for batch in rank.of_kind("batch"):
-            loader, iteration = batch["loader"], batch["iteration"]
-            if loader in loaders and first.setdefault(loader, iteration) == iteration:
-                found.update(_names(batch))
+        batches = [batch for batch in rank.of_kind("batch") if batch["loader"] in loaders]
+        first = dict(map(epoch_of, reversed(batches)))
+        found.update(
+            name for batch in batches if first[batch["loader"]] == batch["iteration"] for name in _names(batch)
+        )
     return found
 
 
@@ -411,23 +378,20 @@ def _weights(record: RankRecord, loaders: Sequence[int]) -> str | None:
     return None
 
 
-def _numbers(record: RankRecord) -> dict[Key, Number]:
+def _numbers(record: RankRecord) -> Numbers:
     """Returns the reported numbers by place, time and position, apart from those of epochs after the examined ones.
 
     In those epochs, an evaluation has one batch on each rank, which are more samples on more ranks. A number that is
     reported between the batches of an evaluation shows its progress.
     """
-    found, times, progress = {}, Counter[str](), _progress(record)
-    late = next((event["step"] for event in record.training_epochs[_EPOCHS : _EPOCHS + 1]), None)
+    found, times, progress = Numbers(), Counter[str](), _progress(record)
+    late = next((event["step"] for event in record.training_epochs[_EPOCHS : _EPOCHS + 1]), float("inf"))
     for event in record.of_kind("reported"):
-        if late is not None and event["step"] > late:
-            break
-        if event["key"] in progress:
-            continue
-        for position, (value, rounding, word) in enumerate(event["values"]):
-            key = event["key"], times[event["key"]], position
-            found[key] = (value, rounding, event["name"] or word, event["place"], event["step"])
-        times[event["key"]] += 1
+        if event["step"] <= late and event["key"] not in progress:
+            for position, (value, rounding, word) in enumerate(event["values"]):
+                key = event["key"], times[event["key"]], position
+                found[key] = Number(value, rounding, event["name"] or word, event["place"], event["step"])
+            times[event["key"]] += 1
     return found
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, fault, listed, not_reached, note
@@ -22,22 +19,18 @@ Event = dict[str, Any]
 CODE = "LD025"
 TITLE = "A resumed run loses state"
 CAUSE = """\
-A checkpoint that lacks the scheduler, the scaler, the averaged weights or the optimizer resumes with their
-initial values. The learning rate jumps, moments are zero, or training continues from averaged weights. The
-loss has a small bump and recovers, so that the difference is attributed to chance. A checkpoint that rank 0
-writes has its own position in the data, recurrent state and generators. If all ranks load them, they continue
-with the same samples or random numbers.
+A checkpoint that lacks the scheduler, the averaged weights or the optimizer resumes with their initial values, and one
+of rank 0 has its own position in the data and its own generators, with which all ranks continue. The loss has a small
+bump and recovers, so that the difference is attributed to chance.
 """
 WRONG = """\
 torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, path)
 # the scheduler, the scaler and the average of the weights begin again
 """
 FIX = """\
-Save and load everything that changes in a step:
+Save and load everything that changes in a step, and what each rank has for itself in one file per rank:
     state = {'model': model, 'optimizer': optimizer, 'scheduler': scheduler, 'scaler': scaler}
     torch.save({key: part.state_dict() for key, part in state.items()}, path)
-Also save the generators, the epoch and the position in it. What each rank has for itself is gathered
-before rank 0 saves it, or saved in one file per rank.
 """
 THREADS = ("PolymathicAI/the_well#77", "atomistic-machine-learning/schnetpack#785")
 STRUCTURAL = False
@@ -45,41 +38,43 @@ _RUNS = ("whole", "save", "resume")
 _POSITIONS = {"epoch", "epochs", "step", "steps", "iteration", "iter", "it", "iter_num", "global_step", "start_epoch"}
 # Their next rate depends on the last one, which the optimizer's state contains.
 _FROM_LAST_RATE = {"ExponentialLR", "MultiplicativeLR", "ConstantLR"}
-_LOADS = {"load_state_dict", "load_state", "load_checkpoint", "load_from_checkpoint", "restore"}
+_LOADS = re.compile(r"\.(load_state_dict|load_state|load_checkpoint|load_from_checkpoint|restore)\(")
+_RESTORED = re.compile(r"""([\w.\[\]()'"]+)\.load_state_dict\(""")
+# A schedule is brought to its position by `last_epoch`, by a step with a number, or by a loop that only steps it.
+_POSITIONED = re.compile(r"last_epoch|sched\w*\.step\([^)]|:\s*\w*sched\w*\.step\(\)", re.IGNORECASE)
 # Names of what is no schedule.
 _KNOWN = re.compile(
     r"opt|model|net|module|ddp|ema|average|scaler|teacher|student|(?:en|de)coder|backbone|head|critic|gen"
 )
+_AVERAGE = "with tensors of the weights' shapes changes in each step, such as an average of the weights"
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares two epochs at once with one epoch before and one after a checkpoint."""
-    if not all(evidence.worked(name) for name in _RUNS):
-        if run := evidence.failed(*_RUNS):
-            name = run.spec.purpose
-            return [cannot_tell(f"The run {name!r} fails ({run.short_reason}), so a resumed run was not examined.")]
-        return _of_program(evidence)
+    if run := evidence.failed(*_RUNS):
+        return [cannot_tell(f"The run {run.spec.purpose!r} fails ({run.short_reason}), so nothing was resumed.")]
+    return _of_module(evidence) if all(map(evidence.worked, _RUNS)) else _of_program(evidence)
+
+
+def _of_module(evidence: Evidence) -> list[Finding]:
     whole, saved, resumed = (evidence.runs[name].ranks[0] for name in _RUNS)
     lost = _different_state(whole, resumed)
     if not lost:
         return []
-    done = len(saved.of_kind("step"))
     if _last_epoch(whole, _samples) != _last_epoch(resumed, _samples):
         return [cannot_tell("The resumed run takes other samples.")]
     if evidence.deterministic is False:
         return [cannot_tell("Two runs of the same code give different weights.")]
-    cause = _cause(whole, resumed, done)
-    if cause is None:
-        reason = f"A resumed run differs in {listed(lost)}, but no state is seen that it lacks."
-        if _last_epoch(whole, _draws) != _last_epoch(resumed, _draws):
-            reason = "The resumed run draws other random numbers, and no state is seen that it lacks."
-        return [cannot_tell(reason)]
-    what, tensor, step = cause
-    message = f"A run that is resumed after {done} steps differs from one that is not interrupted: {what}."
-    # Without a tensor, the schedule is lost.
-    events = [] if tensor else whole.of_kind("scheduler", "optimizer")
+    step = len(saved.of_kind("step"))
+    cause = _cause(whole, resumed, step)
+    if not cause:
+        draws = _last_epoch(whole, _draws) == _last_epoch(resumed, _draws)
+        what = f"differs in {listed(lost)}" if draws else "draws other random numbers"
+        return [cannot_tell(f"The resumed run {what}, and no state is seen that it lacks.")]
+    events = whole.of_kind("scheduler", "optimizer")
     place = next((event["place"] for event in events if event["place"]), "")
-    return [fault(message, step, tensor, _amount(whole, resumed, done), place)]
+    message = f"A run that is resumed after {step} steps differs from one that is not interrupted: {cause}."
+    return [fault(message, step, place=place)]
 
 
 def _of_program(evidence: Evidence) -> list[Finding]:
@@ -110,12 +105,7 @@ def _not_saved(record: RankRecord) -> Finding | None:
     for copy in _averages(record, event):
         missing = [digest for digest in copy["digests"] if digest not in tensors]
         if 2 * len(missing) > len(copy["digests"]):
-            message = (
-                f"A {copy['name']} with tensors of the weights' shapes changes in each step, such as an average of "
-                "the weights, but the checkpoint with the weights and the optimizer does not contain it."
-            )
-            amount = f"{len(missing)} of {len(copy['digests'])} tensors are not saved"
-            return fault(message, event["step"], "", amount, event["place"])
+            return fault(f"A {copy['name']} {_AVERAGE}, but the checkpoint does not contain it.", *where)
     # A checkpoint may consist of several files.
     saved = sum({one["file"]: one["optimizers"] for one in events}.values())
     if saved < event["stateful"]:
@@ -124,14 +114,15 @@ def _not_saved(record: RankRecord) -> Finding | None:
     moves = len({tuple(step["lr"]) for step in record.of_kind("step")}) > 1
     if not event["schedulers"] or not moves or "last_epoch" in keys:
         return None
-    name = event["schedulers"][0]
-    message = f"The checkpoint with the weights and the optimizer does not contain the state of the {name}"
-    if keys & _POSITIONS:
-        if name not in _FROM_LAST_RATE and _loads_without_schedule(_files(record)):
-            return fault(f"{message}, and the code that loads it starts the schedule from its first step.", *where)
-        return note(f"{message}, but a position from which it can be computed.", *where)
-    message += ", nor an epoch or a step."
-    return fault(message, *where) if _loads_state(_files(record)) else note(f"{message} Nothing loads it yet.", *where)
+    name, source = event["schedulers"][0], _source(record)
+    message = f"The checkpoint does not contain the state of the {name}"
+    if not keys & _POSITIONS:
+        # Code that cannot be read may load it.
+        verdict = fault if not source or _LOADS.search(source) else note
+        return verdict(f"{message}, nor an epoch or a step.", *where)
+    if name not in _FROM_LAST_RATE and _loads_without_schedule(source):
+        return fault(f"{message}, and the code that loads it starts the schedule from its first step.", *where)
+    return note(f"{message}, but a position from which it can be computed.", *where)
 
 
 def _checkpoints(record: RankRecord) -> list[Event]:
@@ -149,57 +140,23 @@ def _averages(record: RankRecord, event: Event) -> Iterator[Event]:
             yield copy
 
 
-def _files(record: RankRecord) -> set[str]:
-    """Returns the files of the user's code that train and save."""
+def _source(record: RankRecord) -> str:
+    """Returns the user's code that trains and saves, as far as it can be read."""
     events = record.of_kind("step", "save", "saved")
     places = [place for event in events for place in [*event.get("stack", ()), event["place"]] if place]
-    return {place.partition(" in ")[0].rpartition(":")[0] for place in places}
+    found = ""
+    for path in sorted({place.partition(" in ")[0].rpartition(":")[0] for place in places}):
+        with suppress(OSError, ValueError):
+            found += f"{Path(path).read_text()}\n"
+    return found
 
 
-def _loads_without_schedule(files: Iterable[str]) -> bool:
-    """Returns whether code restores an optimizer, and neither restores a schedule nor brings it to its position.
-
-    A schedule is brought to its position by `last_epoch`, by a step with a number, or by a loop that only steps it.
-    Files that cannot be read are skipped.
-    """
-    nodes = list(_nodes(files))
-    restored = [_owner(node) for node in nodes if _method(node) == "load_state_dict"]
+def _loads_without_schedule(source: str) -> bool:
+    """Returns whether code restores an optimizer, and neither restores a schedule nor brings it to its position."""
+    restored = [name.lower() for name in _RESTORED.findall(source)]
     # What has another name may be a schedule.
     others = [name for name in restored if "sched" in name or not _KNOWN.search(name)]
-    return not others and any("opt" in name for name in restored) and not any(map(_positions, nodes))
-
-
-def _loads_state(files: Iterable[str]) -> bool:
-    """Returns whether code restores the state of anything; files that cannot be read may do so."""
-    nodes = list(_nodes(files))
-    return not nodes or any(_method(node) in _LOADS for node in nodes)
-
-
-def _nodes(files: Iterable[str]) -> Iterator[ast.AST]:
-    for path in files:
-        with suppress(OSError, SyntaxError, ValueError):
-            yield from ast.walk(ast.parse(Path(path).read_text()))
-
-
-def _positions(node: ast.AST) -> bool:
-    if isinstance(node, ast.keyword):
-        return node.arg == "last_epoch"
-    if isinstance(node, ast.Attribute):
-        return node.attr == "last_epoch"
-    if isinstance(node, ast.For | ast.While):
-        return all(isinstance(part, ast.Expr) and _method(part.value) == "step" for part in node.body)
-    return isinstance(node, ast.Call) and _method(node) == "step" and bool(node.args) and "sched" in _owner(node)
-
-
-def _method(node: ast.AST) -> str:
-    """Returns the name of the method that is called, or nothing."""
-    return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
-
-
-def _owner(node: ast.AST) -> str:
-    """Returns the text of the object whose method is called, such as `self.optimizer`."""
-    found = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
-    return ast.unparse(found).lower()
+    return not others and any("opt" in name for name in restored) and not _POSITIONED.search(source)
 
 
 def _start_again(evidence: Evidence) -> tuple[Run | None, str]:
@@ -265,18 +222,14 @@ def _lost(first: RankRecord, ranks: Sequence[RankRecord], begins: Sequence[Seque
     for record, surveys in zip(ranks, begins, strict=True):
         for number, state in enumerate(saved["states"]):
             if state and surveys[0]["states"][number : number + 1] == [""] and not _is_sharded(first, number):
-                where = f"rank {record.rank} does" if begins[0][0]["states"][number] else "the resumed program does"
-                return f"The checkpoint has the state of an optimizer, but {where} not restore it."
+                return f"The checkpoint has the state of an optimizer, but rank {record.rank} does not restore it."
         # What was read from the checkpoint, and does not change, is not the average.
         changing = [
             sorted(values) for key, values in surveys[0]["copies"].items() if surveys[-1]["copies"].get(key) != values
         ]
         for copy in _averages(first, saved) if len(surveys) > 1 else ():
             if sorted(copy["digests"]) not in changing:
-                return (
-                    f"A {copy['name']} with tensors of the weights' shapes changes in each step, such as an average of "
-                    "the weights, but a resumed run begins with other values of it."
-                )
+                return f"A {copy['name']} {_AVERAGE}, but a resumed run begins with other values of it."
     return ""
 
 
@@ -369,59 +322,22 @@ def _last_epoch(record: RankRecord, value: Callable[[Event], Any]) -> list[Any]:
     return [value(event) for event in batches if (event["loader"], event["iteration"]) in last]
 
 
-def _cause(whole: RankRecord, resumed: RankRecord, done: int) -> tuple[str, str, int] | None:
-    """Returns the state that is not restored, the tensor, and the first step that shows it; None if none is seen."""
-    steps = whole.of_kind("step")[done:], resumed.of_kind("step")
-    names = resumed.of_kind("step")[0]["names"] if steps[1] else {}
-    begin, gradients, after = (
-        _differing(whole, resumed, f"{what}/{done}/", f"{what}/0/") for what in ("before", "applied", "after")
-    )
-    if begin:
-        tensors = [names.get(key, key) for key in begin]
-        return f"{listed(tensors)} of the weights are not restored", tensors[0], done
-    for step, (a, b) in enumerate(zip(*steps, strict=False), done):
+def _cause(whole: RankRecord, resumed: RankRecord, done: int) -> str:
+    """Returns which state is not restored; nothing if none is seen."""
+    for step, (a, b) in enumerate(zip(whole.of_kind("step")[done:], resumed.of_kind("step"), strict=False), done):
         if a["lr"] != b["lr"]:
-            lrs = f"{b['lr'][0]:.3g} instead of {a['lr'][0]:.3g}"
-            return f"the learning rate of step {step} is {lrs}, so the schedule is not restored", "", step
-    if after and not gradients:
-        tensor = names.get(after[0], after[0])
-        return "the same gradient gives another update, so the optimizer is not restored", tensor, done
-    missing = _missing_at_begin(whole, resumed)
+            rates = f"{b['lr'][0]:.3g} instead of {a['lr'][0]:.3g}"
+            return f"the learning rate of step {step} is {rates}, so the schedule is not restored"
+    begun = whole.of_kind("begin")[-1:], resumed.of_kind("begin")[:1]
+    first, second = (events[0]["values"] if all(begun) else {} for events in begun)
+    missing = [place for place, value in first.items() if second.get(place) != value]
     for kind in ("weights", "optimizer", "scheduler"):
         if places := [place for place in missing if place.startswith(f"{kind} ")]:
-            return f"{listed(places)} is not restored", places[0].partition(" ")[2], done
-    if missing and gradients:
-        attribute = missing[0].split(" ")[1]
-        return f"the attribute {attribute} is not restored, and not in the checkpoint", attribute, done
-    return None
-
-
-def _missing_at_begin(whole: RankRecord, resumed: RankRecord) -> list[str]:
-    """Returns the places of the state that differ when the resumed epoch begins, modules in attributes first."""
-    begun = whole.of_kind("begin")[-1:], resumed.of_kind("begin")[:1]
-    if not all(begun):
-        return []
-    first, second = (events[0]["values"] for events in begun)
-    places = [place for place, value in first.items() if second.get(place) != value]
-    return sorted(places, key=lambda place: "." not in place.rpartition(" ")[2])
-
-
-def _differing(whole: RankRecord, resumed: RankRecord, first: str, second: str) -> list[str]:
-    """Returns the keys of the tensors that differ."""
-    keys = [name.removeprefix(second) for name in resumed.tensors if name.startswith(second)]
-    pairs = [(key, whole.tensors.get(first + key), resumed.tensors[second + key]) for key in keys]
-    return [key for key, a, b in pairs if a is not None and not torch.equal(a, b)]
-
-
-def _amount(whole: RankRecord, resumed: RankRecord, done: int) -> str:
-    """Returns the difference of the final weights, relative to the update since the checkpoint."""
-    last = len(whole.of_kind("step")) - 1
-    difference, update = 0.0, 0.0
-    for name, begin in whole.tensors.items():
-        if name.startswith(f"before/{done}/"):
-            key = name.rpartition("/")[2]
-            a, b = whole.tensors.get(f"after/{last}/{key}"), resumed.tensors.get(f"after/{last - done}/{key}")
-            if a is not None and b is not None and a.shape == b.shape:
-                difference += float((a - b).norm()) ** 2
-                update += float((a - begin).norm()) ** 2
-    return f"{(difference / update) ** 0.5:.1e} of the update" if update else ""
+            return f"{listed(places)} is not restored"
+    # An attribute counts if the gradients differ, those of modules first.
+    names = [name for name in resumed.tensors if name.startswith("applied/0/")]
+    pairs = [(whole.tensors.get(name.replace("/0/", f"/{done}/", 1)), resumed.tensors[name]) for name in names]
+    if missing and any(a is not None and not a.equal(b) for a, b in pairs):
+        attribute = min(missing, key=lambda place: "." not in place.rpartition(" ")[2]).split(" ")[1]
+        return f"the attribute {attribute} is not restored, and not in the checkpoint"
+    return ""

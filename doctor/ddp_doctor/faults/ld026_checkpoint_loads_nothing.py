@@ -11,9 +11,8 @@ from ddp_doctor.records.run import RankRecord
 CODE = "LD026"
 TITLE = "A checkpoint loads nothing"
 CAUSE = """\
-The state of a DDP wrapper has the prefix `module.` in its keys. Loaded into the bare module with
-`strict=False`, no key matches, and the module silently keeps its random weights. The same occurs with other
-prefixes, such as `model.` or `_orig_mod.`. Fine-tuning from such a checkpoint trains from scratch.
+The state of a DDP wrapper has the prefix `module.` in its keys: loaded into the bare module with `strict=False`, no key
+matches. The module silently keeps its random weights.
 """
 WRONG = """\
 torch.save(ddp.state_dict(), path)    # all names begin with 'module.'
@@ -39,11 +38,10 @@ def check(evidence: Evidence) -> list[Finding]:
             event, prefix = found
             message = (
                 f"load_state_dict(strict=False) of {event['module']} matches {event['matched']} keys: the module wants "
-                f"{listed(event['missing'])}, but the state has {listed(event['unexpected'])}."
+                f"{listed(event['missing'])}, but the state has {listed(event['unexpected'])}"
+                f"{f', with the prefix {prefix!r}' if prefix else ''}."
             )
-            message += f" The keys differ by the prefix {prefix!r}." if prefix else ""
-            amount = f"{event['matched']} matching keys"
-            return [fault(message, event["step"], event["missing"][0], amount, event["place"])]
+            return [fault(message, event["step"], event["missing"][0], place=event["place"])]
     return []
 
 

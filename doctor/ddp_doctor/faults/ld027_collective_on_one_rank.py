@@ -6,6 +6,7 @@ from typing import Any
 
 from ddp_doctor.evidence.decisions import decision_about, stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import epoch_of, names
 from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
@@ -13,10 +14,8 @@ from ddp_doctor.records.run import RankRecord
 CODE = "LD027"
 TITLE = "A collective runs on one rank only"
 CAUSE = """\
-Every rank must call the same collectives in the same order. A validation, a log with `sync_dist` or a
-checkpoint on rank 0 alone breaks the order, and so does a number of collectives that depends on the rank's
-own samples. Collectives of the same shape then pair up incorrectly, which silently mixes values, and the hang
-comes later or never.
+Every rank must call the same collectives in the same order: a validation, a log or a checkpoint on rank 0 alone breaks
+it. Collectives of the same shape then pair up incorrectly, which mixes values, and the hang comes later or never.
 """
 WRONG = """\
 if dist.get_rank() == 0:
@@ -24,11 +23,10 @@ if dist.get_rank() == 0:
     print(loss)
 """
 FIX = """\
-Call collectives on all ranks, and restrict only the output to rank 0:
+Call collectives on all ranks, restrict only the output to rank 0, and evaluate there with `ddp.module`:
     loss = all_reduce_mean(loss)    # every rank
     if rank == 0:
         print(loss)
-Evaluate on rank 0 with `ddp.module`, which calls no collective.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#19106", "pytorch/pytorch#54059")
 STRUCTURAL = True
@@ -66,22 +64,15 @@ def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[s
 
 
 def _finding(evidence: Evidence, rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
-    broadcasts = event["kind"] == "ddp_forward"
+    call = _BUFFERS if event["kind"] == "ddp_forward" else event["op"]
     instead = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}" if name else "has ended"
-    message = f"Rank {rank.rank} calls {_BUFFERS if broadcasts else event['op']}, but rank {other.rank} {instead}."
-    if broadcasts:
+    message = f"Rank {rank.rank} calls {call}, but rank {other.rank} {instead}."
+    if call == _BUFFERS:
         message += " This forward pass without gradients broadcasts the buffers, which all ranks must take part in."
     if decision := decision_about(evidence, event["place"]):
-        first, second = decision.ranks
-        message += (
-            f" It is called if `{decision.text}`, which differs between ranks {first} and {second} at its evaluation "
-            f"{decision.time}."
-        )
-    amount = ", ".join(
-        f"{len(_sequence(one))} {word}on rank {one.rank}" for one, word in ((rank, "collectives "), (other, ""))
-    )
+        message += f" It is called if `{decision.text}`, which differs between {names(decision.ranks)}."
     forwards = [forward["place"] for forward in rank.of_kind("forward") if forward["step"] == event["step"]]
-    return fault(message, event["step"], "", amount, next(filter(None, [event["place"], *forwards]), ""))
+    return fault(message, event["step"], place=next(filter(None, [event["place"], *forwards]), ""))
 
 
 def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:
@@ -105,6 +96,6 @@ def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:
 
 def _is_uneven(first: RankRecord, second: RankRecord) -> bool:
     """Returns whether a loader has ended on one rank while the other has more batches of the same epoch."""
-    one, two = ({(e["loader"], e["iteration"]): e for e in record.of_kind("epoch")} for record in (first, second))
+    one, two = ({epoch_of(event): event for event in record.of_kind("epoch")} for record in (first, second))
     pairs = [(one[key], two[key]) for key in one.keys() & two.keys()]
     return any("sizes" in a and b["yielded"] > a["yielded"] for pair in pairs for a, b in (pair, pair[::-1]))

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from ddp_doctor.evidence.decisions import stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, communicates, training_epochs
-from ddp_doctor.evidence.requirements import communicating, training_loader
+from ddp_doctor.evidence.requirements import communicating, need, training_loader
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_applicable, unclear
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD028"
 TITLE = "Ranks have unequal numbers of batches"
 CAUSE = """\
-An iterable data set, a filter or an early stop can give one rank fewer batches. The other ranks wait in their
-next all-reduce, until the timeout of 10 or 30 minutes ends the job. Or the collectives of the next epoch pair
-up with those of this one, and ranks are one step apart.
+A stream, a filter or an early stop can give one rank fewer batches: the others wait in their next all-reduce until the
+timeout, or collectives of different steps pair up.
 """
 WRONG = """\
 shards = files[rank::world_size]    # 5 files on 2 ranks: one rank has more batches
@@ -40,7 +39,7 @@ _SECONDS = 10.0
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the numbers of batches; a loop that ends earlier by itself is no fault."""
     ranks = evidence.ranks
-    if any(rank.of_kind("join") for rank in ranks) or not communicates(evidence):
+    if _join(evidence) or not communicates(evidence):
         return []
     # The loop of an endless stream ends by itself, on all ranks at the same step.
     endless = {event["loader"] for rank in ranks for event in rank.training_epochs if event.get("endless")}
@@ -82,22 +81,20 @@ def _ended(ranks: Sequence[RankRecord]) -> str:
             longer = [other for other, event in zip(ranks, events, strict=True) if event["yielded"] > ended["yielded"]]
             if ended["complete"] and longer:
                 number = ended["yielded"]
-                return f"Rank {rank.rank} was at the end after {number}, when rank {longer[0].rank} began another one."
+                return f"Rank {rank.rank} was at the end after {number}, and rank {longer[0].rank} was not."
     return ""
 
 
-def _join(evidence: Evidence) -> Finding | None:
-    """The ranks do not train with Join."""
-    if any(rank.of_kind("join") for rank in evidence.ranks):
-        return not_applicable("The program trains with Join, which is made for unequal numbers of batches.")
-    return None
+def _counts_are_known(evidence: Evidence) -> bool:
+    return any(all(_batches(event) is not None for event in events) for events in training_epochs(evidence.ranks))
 
 
-def _known_counts(evidence: Evidence) -> Finding | None:
-    """The numbers of batches of an epoch are known."""
-    if any(all(_batches(event) is not None for event in events) for events in training_epochs(evidence.ranks)):
-        return None
-    return cannot_tell("The numbers of batches are not known, because the examination ends before the stream does.")
-
-
+_join = need(
+    lambda evidence: not any(rank.of_kind("join") for rank in evidence.ranks),
+    not_applicable("The program trains with Join, which is made for unequal numbers of batches."),
+)
+_known_counts = need(
+    _counts_are_known,
+    cannot_tell("The numbers of batches are not known, because the examination ends before the stream does."),
+)
 NEEDS = (_join, communicating, training_loader, _known_counts)

@@ -10,20 +10,18 @@ from ddp_doctor.records.run import RankRecord
 CODE = "LD029"
 TITLE = "Parameters are not used by the loss"
 CAUSE = """\
-DDP waits for the gradient of every parameter. A parameter that does not influence the loss never has one, and
-torch ends the next step with an error that gives numbers, not names. With `find_unused_parameters=True`, the
-error disappears, but parameters that were forgotten by mistake never train.
+DDP waits for the gradient of every parameter: one that does not influence the loss ends the next step with an error
+that gives numbers, not names. With `find_unused_parameters=True`, parameters that were forgotten by mistake never
+train.
 """
 WRONG = """\
 class Net(nn.Module):
     def forward(self, x):
         return self.head(self.body(x))    # self.auxiliary_head is not used
-model = DistributedDataParallel(Net())
 """
 FIX = """\
-Remove or freeze the parameters before wrapping:
-    model.head.requires_grad_(False)
-If they are used only in some steps: `DistributedDataParallel(model, find_unused_parameters=True)`.
+Remove or freeze the parameters before wrapping, or set `find_unused_parameters=True` if only some steps use them:
+    model.auxiliary_head.requires_grad_(False)
 """
 THREADS = ("Lightning-AI/pytorch-lightning#17212", "Lightning-AI/pytorch-lightning#21794")
 STRUCTURAL = True
@@ -36,23 +34,19 @@ def check(evidence: Evidence) -> list[Finding]:
     found = [rank for rank in evidence.ranks if rank.error and any(words in rank.error["message"] for words in _WORDS)]
     if not found:
         return []
-    failed, steps = found[0], len(found[0].of_kind("step"))
+    failed, step = found[0], max(len(found[0].of_kind("step")) - 1, 0)
     run = evidence.run("unused parameters found", interventions={"find_unused": True})
     unused = [_without_gradient(record) for record in run.ranks] if run.worked else []
     names = sorted(set().union(*unused))
     places = [event["place"] for kind in ("forward", "log", "ddp") for event in failed.of_kind(kind) if event["place"]]
-    step, place = max(steps - 1, 0), next(iter(places), "")
-    if not names:
-        message = (
-            f"DistributedDataParallel waits for gradients of parameters that the loss of step {step} does not use."
-        )
-        return [fault(message, step, place=place)]
-    message = f"The loss does not use {listed(names)}, so DistributedDataParallel waits for their gradients."
+    message = (
+        f"The loss of step {step} does not use {listed(names) or 'all parameters'}, so DistributedDataParallel waits "
+        "for their gradients."
+    )
     if any(part != unused[0] for part in unused):
-        message += f" Rank 0 does not use {listed(sorted(unused[0])) or 'none'}; the other ranks differ."
-    taken = len(run.ranks[0].of_kind("step"))
-    proof = f"With find_unused_parameters=True, the ranks take {taken} steps instead of {steps}."
-    return [fault(message, step, names[0], f"{len(names)} parameters", place, proof)]
+        message += " Not all ranks use the same parameters."
+    proof = "With find_unused_parameters=True, the ranks train." if names else ""
+    return [fault(message, step, next(iter(names), ""), place=next(iter(places), ""), proof=proof)]
 
 
 def _without_gradient(record: RankRecord) -> set[str]:

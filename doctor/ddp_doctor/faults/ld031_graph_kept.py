@@ -7,15 +7,16 @@ from itertools import pairwise
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import loss_place
-from ddp_doctor.evidence.requirements import optimizer_steps, training_loader
+from ddp_doctor.evidence.order import epoch_of
+from ddp_doctor.evidence.requirements import need, optimizer_steps, training_loader
 from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD031"
 TITLE = "The graph of each step is kept"
 CAUSE = """\
-`total += loss` keeps the graph of every step, with all activations, until the sum is deleted. Memory grows
-from step to step, and the process is killed hours later or at a larger batch. Short tests pass.
+`total += loss` keeps the graph of every step, with all activations, until the sum is deleted. The process is killed
+hours later or at a larger batch, and short tests pass.
 """
 WRONG = """\
 total += loss    # keeps the graph of each step
@@ -36,26 +37,23 @@ def check(evidence: Evidence) -> list[Finding]:
         longer = evidence.run("graphs of longer epochs", steps=_LONGER * evidence.spec.steps)
         counts = _nodes(longer.ranks[record.rank]) if longer.worked else []
         if _grows(counts):
-            nodes = counts[0]
+            nodes = ", ".join(map(str, counts[0][:6]))
             message = (
-                "Live tensors keep the graphs of earlier steps: the number of graph nodes at the start of each step of "
-                f"an epoch is {', '.join(map(str, nodes[:6]))}{' and so on' if len(nodes) > 6 else ''} on rank "
-                f"{record.rank}."
+                f"Live tensors of rank {record.rank} keep the graphs of earlier steps: the number of graph nodes at "
+                f"the start of each step is {nodes} and so on."
             )
-            amount = f"{(nodes[-1] - nodes[1]) / (len(nodes) - 2):.0f} nodes per step"
             place = next((event["place"] for event in record.training_epochs if event["place"]), "")
-            return [fault(message, 1, "", amount, place or loss_place(evidence))]
+            return [fault(message, 1, place=place or loss_place(evidence))]
     return []
 
 
 def _nodes(record: RankRecord) -> list[list[int]]:
     """Returns the number of graph nodes at the first batch of each step, by training epoch."""
-    trained = {(epoch["loader"], epoch["iteration"]) for epoch in record.training_epochs}
+    trained = set(map(epoch_of, record.training_epochs))
     steps: dict[tuple[int, int], dict[int, int]] = {}
     for event in record.of_kind("batch"):
-        epoch = event["loader"], event["iteration"]
-        if epoch in trained and "graph_nodes" in event:
-            steps.setdefault(epoch, {}).setdefault(event["step"], event["graph_nodes"])
+        if epoch_of(event) in trained and "graph_nodes" in event:
+            steps.setdefault(epoch_of(event), {}).setdefault(event["step"], event["graph_nodes"])
     longest = max(map(len, steps.values()), default=0)
     # Epochs after the examined ones have one step.
     return [list(counts.values()) for counts in steps.values() if len(counts) == longest > 2]
@@ -65,12 +63,10 @@ def _grows(epochs: Sequence[Sequence[int]]) -> bool:
     return bool(epochs) and all(before < after for nodes in epochs for before, after in pairwise(nodes[1:]))
 
 
-def _three_steps(evidence: Evidence) -> Finding | None:
-    """The graph nodes at the start of three steps are known."""
-    if any(map(_nodes, evidence.trained)):
-        return None
-    missing = cannot_tell("Fewer than three steps of an epoch were seen at their start.")
-    return optimizer_steps(evidence) or training_loader(evidence) or missing
-
-
+_three_steps = need(
+    lambda evidence: any(map(_nodes, evidence.trained)),
+    cannot_tell("Fewer than three steps of an epoch were seen at their start."),
+    optimizer_steps,
+    training_loader,
+)
 NEEDS = (_three_steps,)

@@ -7,24 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.evidence.order import names
+from ddp_doctor.findings import Finding, fault, note
 
 CODE = "LD032"
 TITLE = "Ranks write one file, or do not end"
 CAUSE = """\
-Code that saves without a test of the rank runs on every rank. The ranks truncate and write one file at the
-same time, and the checkpoint may be a mixture that cannot be read. A process group that is not destroyed can
-end while another rank still communicates, which fails only occasionally.
+Code that saves without a test of the rank runs on every rank, so that a file may be a mixture that cannot be read. A
+process group that is not destroyed can end while another rank still communicates.
 """
 WRONG = """\
 torch.save(model.state_dict(), 'model.pt')    # by all ranks at the same time
 """
 FIX = """\
-Write on rank 0, and destroy the group at the end:
+Write on rank 0, to a temporary name first, and destroy the group at the end:
     if dist.get_rank() == 0:
         torch.save(state, path)
     dist.destroy_process_group()
-Write to a temporary name first, and rename.
 """
 THREADS = ("huggingface/transformers#28015", "pytorch/pytorch#126275", "NVIDIA/apex#886")
 STRUCTURAL = True
@@ -54,10 +53,8 @@ def _files(evidence: Evidence) -> list[Finding]:
         for path, found in files.items():
             first = next(iter(found.values()))
             others = f" (and {len(files) - 1} other files)" if len(files) > 1 else ""
-            what = "torch.save" if first["kind"] == "save" else f"open(..., {first['mode']!r})"
-            ranks = listed([str(rank) for rank in found])
-            message = f"Ranks {ranks} write the same file {evidence.relative(path)}{others} with {what}."
-            return [verdict(message, first["step"], "", f"{len(found)} writers", first["place"])]
+            message = f"{names([*found]).capitalize()} write the same file {evidence.relative(path)}{others}."
+            return [verdict(message, first["step"], place=first["place"])]
     return []
 
 
@@ -75,7 +72,7 @@ def _replaces(event: dict[str, Any]) -> bool:
 
 def _groups(evidence: Evidence) -> list[Finding]:
     left = [
-        (str(record.rank), record.of_kind("init_process_group")[0])
+        (record.rank, record.of_kind("init_process_group")[0])
         for record in evidence.ranks
         if record.of_kind("init_process_group")
         and record.end["reached_end"]
@@ -84,7 +81,6 @@ def _groups(evidence: Evidence) -> list[Finding]:
     # A library that has created it may destroy it after the doctor's last record.
     if not left or not left[0][1]["direct"]:
         return []
-    ranks = listed([rank for rank, _ in left])
-    message = f"The process group is not destroyed on rank {ranks}: destroy_process_group is not called before the end."
+    message = f"destroy_process_group is not called before the end of {names([rank for rank, _ in left])}."
     # The system frees what the group held; a rank that still communicates fails only now and then.
     return [note(message, place=left[0][1]["place"])]

@@ -12,9 +12,8 @@ from ddp_doctor.records.run import RankRecord
 CODE = "LD035"
 TITLE = "A frozen batch norm still updates"
 CAUSE = """\
-`requires_grad_(False)` freezes parameters, but not the running statistics of a batch norm, which are buffers. In
-training mode they follow the new data, on several ranks those of rank 0 alone. The frozen backbone then computes
-other features from step to step, and in evaluation others than in training.
+`requires_grad_(False)` freezes parameters, but not the running statistics of a batch norm: in training mode they follow
+the new data. The frozen backbone then computes other features from step to step.
 """
 WRONG = """\
 for parameter in model.backbone.parameters():
@@ -22,10 +21,9 @@ for parameter in model.backbone.parameters():
 model.train()    # the running statistics of the backbone still change
 """
 FIX = """\
-Put the frozen part into evaluation mode after each call of train():
+Put the frozen part into evaluation mode after each call of train(), in Lightning in `on_train_epoch_start`:
     model.train()
     model.backbone.eval()
-In Lightning, in `on_train_epoch_start`.
 """
 THREADS = ("pytorch/pytorch#86590", "lightly-ai/lightly#1438")
 STRUCTURAL = True
@@ -34,15 +32,12 @@ NEEDS = (batch_norm,)
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds batch norms in training mode within a part whose weights never change while others are trained."""
-    for record in evidence.trained:
-        found = _frozen(record)
-        if found:
-            event, names = found
-            message = (
-                f"{listed(names)} of {event['module']} is in training mode: its running statistics change, although "
-                "the weights of the part that contains it are frozen and do not."
-            )
-            return [fault(message, event["step"], names[0], f"{len(names)} layers", event["place"])]
+    for event, names in filter(None, map(_frozen, evidence.trained)):
+        message = (
+            f"{listed(names)} of {event['module']} is in training mode: its running statistics change, although the "
+            "weights of the part that contains it are frozen and do not."
+        )
+        return [fault(message, event["step"], names[0], place=event["place"])]
     return []
 
 

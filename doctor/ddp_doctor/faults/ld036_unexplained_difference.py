@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import Divergence, first_divergence, later_divergence, loss_place
+from ddp_doctor.evidence.gradients import first_divergence, later_divergence, loss_place
 from ddp_doctor.evidence.order import names
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed, unclear
@@ -13,24 +11,17 @@ from ddp_doctor.findings import Finding, cannot_tell, fault, listed, unclear
 CODE = "LD036"
 TITLE = "Ranks have different weights"
 CAUSE = """\
-The ranks train different weights, although they average their gradients: one rank alone restores its optimizer, loads
-other weights, or changes its learning rate because of its own loss. Or a network that is not trained, such as a
-teacher, a target or an average, differs between the ranks: DDP makes the weights of the wrapped module equal, and of no
-other one. Or the program changes the weights by itself every few steps, with the random numbers or the statistics of
-each rank. The same check reports every difference between the ranks, and between them and one process, that no other
-check explains.
+The ranks train different weights although they average their gradients: one rank alone restores or loads something, a
+network that is not trained, such as a teacher, differs, or the program changes weights every few steps. The same check
+reports every difference between the ranks, and to one process, that no other check explains.
 """
 WRONG = """\
-torch.manual_seed(seed + rank)
-online = Network()
 target = copy.deepcopy(online)    # each rank has its own target
 online = DistributedDataParallel(online)
 """
 FIX = """\
-Load on all ranks, and copy a network after DistributedDataParallel has made its weights equal, or broadcast it:
+Load on all ranks, and copy a network after DDP has made its weights equal, or broadcast it:
     target = copy.deepcopy(online.module)
-Find what the program does between the step that the report names and the one before: what it draws there must come
-from a generator with the same seed on all ranks, or be broadcast.
 """
 THREADS = ("iCog-Labs-Dev/PC-Transformers#135",)
 STRUCTURAL = False
@@ -44,16 +35,16 @@ def check(evidence: Evidence) -> list[Finding]:
         return [held]
     if later := None if found or evidence.faulty else later_divergence(evidence):
         message = (
-            f"After optimizer step {later.step}, the ranks have different weights. All steps before agree: what the "
-            "program does every few steps only, or from some step on, differs between the ranks."
-            f"{_rates(evidence, later.step)}"
+            f"After optimizer step {later.step}, the ranks have different weights, and all steps before agree: what "
+            f"the program does every few steps only differs between the ranks.{_rates(evidence, later.step)}"
         )
         return [fault(message, later.step, later.tensor, later.measured, later.place)]
     if evidence.explained:
         return []
     if found and found.kind != "steps":
-        message = f"After optimizer step {found.step}, the ranks have different weights ({listed(found.parameters)})"
-        message += _cause(evidence, found)
+        message = f"After optimizer step {found.step}, the ranks have different weights ({listed(found.parameters)})."
+        if found.amount == 0.0:
+            message += " The gradients were equal: the weights before, the rates or the optimizers are not."
         return [fault(message, found.step, found.tensor, found.measured, found.place)]
     reference = evidence.reference
     if reference.cannot:
@@ -76,10 +67,7 @@ def _held_differently(evidence: Evidence) -> Finding | None:
             return None
         for rank, call in enumerate(others, 1):
             if call["held"] != first["held"]:
-                message = (
-                    f"The {first['module']} is called on all ranks and is not trained, such as a teacher or an "
-                    f"average, but its weights differ between {names([0, rank])}."
-                )
+                message = f"The {first['module']} is not trained, but its weights differ between {names([0, rank])}."
                 return fault(message, first["step"], place=first["place"])
     return None
 
@@ -94,27 +82,4 @@ def _rates(evidence: Evidence, step: int) -> str:
     if group is None:
         return ""
     shown = ", ".join(f"rank {rank} {rate:.4g}" for rank, rate in zip(rates, group, strict=True))
-    return f" The learning rates of this step differ: {shown}. Decide about them from a reduced value, on all ranks."
-
-
-def _cause(evidence: Evidence, found: Divergence) -> str:
-    """Returns what is known of the cause of different weights."""
-    ranks = evidence.trained
-    prefix = f"before/{found.step}/"
-    keys = [name.removeprefix(prefix) for name in ranks[0].tensors if name.startswith(prefix)]
-    equal = [
-        all(torch.equal(ranks[0].tensors[name], rank.tensors.get(name, torch.empty(0))) for rank in ranks[1:])
-        for key in keys
-        for name in (f"{what}/{found.step}/{key}" for what in ("before", "applied"))
-        if name in ranks[0].tensors
-    ]
-    if not equal or not all(equal):
-        return ", and no other check knows the cause."
-    rates = {tuple(rank.of_kind("step")[found.step]["lr"]) for rank in ranks}
-    if len(rates) > 1:
-        shown = " and ".join(f"{rate[0]:.4g}" for rate in sorted(rates))
-        return f". The weights and gradients were equal before, but the learning rates are {shown}."
-    return (
-        ". The weights and gradients were equal before: the states of the optimizers differ, as if one rank alone had "
-        "restored its own."
-    )
+    return f" The learning rates of this step differ: {shown}."
