@@ -30,20 +30,22 @@ class AloneProbe:
         self._together = self._others == 0
         self._enough = 0.0
 
-    def is_alone(self) -> bool:
-        """Returns whether another rank waits for this one; ranks that have trained together are never alone again."""
-        if self._together:
-            return False
-        own, journals = self._own(), self._journals().values()
-        self._together = any("backward" in kinds for kinds in journals)
-        return not self._together and any(kinds[-1:] == ["collective"] and len(kinds) > own for kinds in journals)
+    def is_alone(self, *, soon: bool = False) -> bool:
+        """Returns whether another rank waits for this one; ranks that have trained together are never alone again.
 
-    def is_alone_soon(self) -> bool:
-        """Returns the same, after a while in which another rank may begin to train or to wait."""
-        latest = time.monotonic() + _MOST_SECONDS
-        while not (alone := self.is_alone()) and not self._together and time.monotonic() < latest:
+        Args:
+            soon: Give another rank a while in which it may begin to train or to wait.
+        """
+        latest = time.monotonic() + _MOST_SECONDS * soon
+        while not self._together:
+            own, journals = self.recorder.collectives, self._journals().values()
+            self._together = any("backward" in kinds for kinds in journals)
+            if not self._together and any(kinds[-1:] == ["collective"] and len(kinds) > own for kinds in journals):
+                return True
+            if time.monotonic() >= latest:
+                break
             time.sleep(0.05)
-        return alone
+        return False
 
     def is_awaited(self) -> bool:
         """Returns whether this rank, which has seen enough, must train on because another one waits for it.
@@ -56,7 +58,7 @@ class AloneProbe:
         if time.monotonic() > self._enough + _MOST_SECONDS_LONGER:
             return False
         (folder / f"enough{self.recorder.rank}").touch()
-        own = self._own()
+        own = self.recorder.collectives
         while time.monotonic() < latest:
             journals = self._journals()
             if any(kinds[-1:] == ["collective"] and kinds.count("collective") > own for kinds in journals.values()):
@@ -74,9 +76,6 @@ class AloneProbe:
         recorder.tensors.clear()
         recorder.add("alone", steps=self.steps)
         recorder.step = recorder.backwards = self.steps = 0
-
-    def _own(self) -> int:
-        return sum(event["kind"] == "collective" for event in self.recorder.events)
 
     def _journals(self) -> dict[int, list[str]]:
         """Returns the kinds of the events that each other rank has written so far."""

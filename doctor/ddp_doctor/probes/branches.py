@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,20 +17,10 @@ from ddp_doctor.records.recorder import Recorder, is_user_file, user_frames
 
 # Whether a number is finite says that the run has failed, and the time is another one on each rank.
 _NO_DECISIONS = ("finite", "isnan", "isinf", "time", "clock", "elapsed", "start", "deadline")
-# What is passed to a function with such names may be combined over the ranks before it decides.
-_COMBINES = ("reduce", "gather", "broadcast")
-_DEPTH = 4
-
-
-class Operand(NamedTuple):
-    """A part of a condition, and the functions whose calls contain it."""
-
-    node: ast.expr
-    calls: tuple[ast.expr, ...]
 
 
 @cache
-def operands_of_file(path: str) -> dict[int, list[Operand]]:
+def operands_of_file(path: str) -> dict[int, list[ast.expr]]:
     """Returns what the conditions of a file compare, or pass to a call, by the line of the condition."""
     with suppress(OSError, SyntaxError, ValueError):
         nodes = [node for node in ast.walk(ast.parse(Path(path).read_text())) if isinstance(node, ast.If | ast.While)]
@@ -40,12 +28,10 @@ def operands_of_file(path: str) -> dict[int, list[Operand]]:
     return {}
 
 
-def values_of(operands: list[Operand], frame: Any) -> dict[str, float]:
-    """Returns the numbers of a rank's own among the operands, by their text. No code of the user is called."""
+def values_of(operands: list[ast.expr], frame: Any) -> dict[str, float]:
+    """Returns the numbers among the operands, by their text. No code of the user is called."""
     found = {}
-    for node, calls in operands:
-        if any(_combines(call, frame) for call in calls):
-            continue
+    for node in operands:
         value = _value(node, frame)
         if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta:
             value = value.item()
@@ -54,54 +40,12 @@ def values_of(operands: list[Operand], frame: Any) -> dict[str, float]:
     return found
 
 
-def _operands(test: ast.expr) -> Iterator[Operand]:
+def _operands(test: ast.expr) -> Iterator[ast.expr]:
     if isinstance(test, ast.UnaryOp):
         yield from _operands(test.operand)
-    elif isinstance(test, ast.Compare | ast.Call) and not _is_no_decision(test):
-        # A part of `a and b` may not be reached.
-        yield from _parts(test, ())
-
-
-def _parts(node: ast.AST, calls: tuple[ast.expr, ...]) -> Iterator[Operand]:
-    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
-        yield Operand(node, calls)
-    if isinstance(node, ast.Call):
-        calls = (*calls, node.func)
-    for part in ast.iter_child_nodes(node):
-        yield from _parts(part, calls)
-
-
-def _combines(call: ast.expr, frame: Any) -> bool:
-    """Returns whether a function, or one that it calls, has the name of a collective in its code."""
-    name = call.attr if isinstance(call, ast.Attribute) else ast.unparse(call)
-    if _is_collective(name):
-        return True
-    if isinstance(call, ast.Attribute):
-        function = inspect.getattr_static(_value(call.value, frame), name, None)
-    else:
-        function = _value(call, frame)
-    function = getattr(function, "__func__", function)
-    return isinstance(function, FunctionType) and _has_collective(function, _DEPTH)
-
-
-@cache
-def _has_collective(function: FunctionType, depth: int) -> bool:
-    code = function.__code__
-    codes = [code, *(constant for constant in code.co_consts if isinstance(constant, CodeType))]
-    names = {name for one in codes for name in one.co_names}
-    if any(map(_is_collective, names)):
-        return True
-    called = (function.__globals__.get(name) for name in names if depth > 1)
-    return any(isinstance(one, FunctionType) and _has_collective(one, depth - 1) for one in called)
-
-
-def _is_collective(name: str) -> bool:
-    return any(word in name.lower() for word in _COMBINES)
-
-
-def _is_no_decision(test: ast.expr) -> bool:
-    text = ast.unparse(test).lower()
-    return any(word in text for word in _NO_DECISIONS)
+    # A part of `a and b` may not be reached.
+    elif isinstance(test, ast.Compare | ast.Call) and not any(map(ast.unparse(test).lower().count, _NO_DECISIONS)):
+        yield from (node for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute | ast.Subscript))
 
 
 def _value(node: ast.expr, frame: Any) -> Any:
@@ -135,7 +79,8 @@ class BranchProbe:
         # The numbers that a condition reads, every time, by line.
         self.values: dict[str, list[dict[str, float]]] = {}
         self._left = _MOST_LINES
-        self._last: dict[int, int] = {}
+        # The last line of each frame, and the number of collectives before it.
+        self._last: dict[int, tuple[int, int]] = {}
         # Imports of libraries call functions by the million.
         self._followed: dict[str, bool] = {}
 
@@ -159,24 +104,23 @@ class BranchProbe:
         if self._left < 0:
             sys.settrace(None)
             return None
-        known = self._last.get(id(frame))
-        if event == "line":
-            if known is not None:
-                self._follow(frame, known, frame.f_lineno)
-            self._last[id(frame)] = frame.f_lineno
-            self._read(frame)
-        elif event == "return" and known is not None:
+        if event != "exception" and (known := self._last.pop(id(frame), None)):
             # A frame ends after its last line.
-            self._follow(frame, known, 0)
-            del self._last[id(frame)]
+            self._follow(frame, *known, frame.f_lineno if event == "line" else 0)
+        if event == "line":
+            self._last[id(frame)] = frame.f_lineno, self.recorder.collectives
+            self._read(frame)
         return self._on_line
 
-    def _follow(self, frame: Any, line: int, following: int) -> None:
+    def _follow(self, frame: Any, line: int, collectives: int, following: int) -> None:
         place = f"{frame.f_code.co_filename}:{line}"
         times = self.lines.setdefault(place, [])
         if len(times) < _MOST_TIMES:
             times.append(following)
             self.steps[place] = self.recorder.step
+        if place in self.values and self.recorder.collectives > collectives:
+            # The condition has combined its numbers over the ranks.
+            self.values[place][-1] = {}
 
     def _read(self, frame: Any) -> None:
         path, line = frame.f_code.co_filename, frame.f_lineno

@@ -108,6 +108,7 @@ class CallProbe:
             return original(*args, **kwargs)
         self.before_collective()
         self._depth += 1
+        self.recorder.collectives += 1
         try:
             tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor)]
             # Another thread, as that of an asynchronous checkpoint, has an order of its own. A communication hook calls
@@ -123,7 +124,6 @@ class CallProbe:
             # A library may wait in another way, as Join does.
             elif isinstance(result, dist.Work) and not aside and is_called_by_user():
                 self._begun.append((result, event, {tensor.data_ptr() for tensor in tensors}))
-            self._pass_gradient(*args)
             return result
         finally:
             self._depth -= 1
@@ -145,16 +145,6 @@ class CallProbe:
             else:
                 left.append(begun)
         self._begun = left
-
-    def _pass_gradient(self, gathered: Any = None, own: Any = None, *_: Any) -> None:
-        """Lets what one process gathers have a gradient, as the samples that the loss combines have one."""
-        if not self._is_one or not torch.is_grad_enabled() or self.spec.interventions.get("micro_batches"):
-            return
-        if isinstance(own, torch.Tensor) and own.requires_grad:
-            if isinstance(gathered, list) and len(gathered) == 1:
-                gathered[0] = own
-            elif isinstance(gathered, torch.Tensor) and gathered.is_leaf and not gathered.requires_grad:
-                gathered.copy_(own.view_as(gathered))
 
     def _on_init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         backend = args[0] if args else kwargs.pop("backend", None)

@@ -22,6 +22,9 @@ _MOST_DRAWS = 50
 # These operators take the shape of a tensor, not its values.
 _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full")
 _DROPS = ("dropout", "rrelu", "scaled_dot_product", "lstm", "gru", "rnn_")
+_RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
+# Dropouts in evaluation that are recorded.
+_MOST_EVENTS = 8
 # A draw that is followed.
 Followed = dict[str, Any]
 
@@ -37,30 +40,37 @@ class DrawFlow:
             whether it drops values, and the user's place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder | None = None) -> None:
         self.draws: list[Followed] = []
+        self._recorder, self._left, self._follows = recorder, _MOST_EVENTS, True
+        self._mask: tuple[torch.Tensor, float] | None = None
         # What a tensor is, by its identity: "data", "activation", or the draws that are in it.
         self._known: Any = WeakIdKeyDictionary()
 
-    def begin(self, batch: Any) -> None:
-        """Begins a step with a batch."""
+    def begin(self, batch: Any, *, follows: bool = True) -> None:
+        """Begins a step with a batch, or an evaluation, whose draws are not followed."""
+        self._follows = follows
         self.draws, self._known = [], WeakIdKeyDictionary()
         for leaf in tree_leaves(batch):
             if isinstance(leaf, torch.Tensor):
                 self._known[leaf] = "data"
 
-    def see(self, name: str, args: Any, kwargs: Any, outputs: Iterable[torch.Tensor], drew: bool) -> None:
-        """Takes an operator that was run.
+    def see(self, schema: Any, args: Any, kwargs: Any, outputs: Iterable[torch.Tensor], drew: bool) -> None:
+        """Takes an operator that was run, and records dropout without gradients.
 
         Args:
-            name: Its name, such as `aten::add`.
+            schema: Its schema.
             args: Its arguments.
             kwargs: Its further arguments.
             outputs: The tensors that it returned.
             drew: Whether it drew from torch's global generator.
         """
-        if in_backward():
+        if self._recorder and self._left and not torch.is_grad_enabled() and (rate := self._rate(schema, args, kwargs)):
+            self._left -= 1
+            self._recorder.add("dropout", rate=rate)
+        if not self._follows or in_backward():
             return
+        name = schema.name
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if name.endswith(_SHAPE_ONLY) or (drew and name.endswith("_")):
             inputs = []
@@ -94,6 +104,19 @@ class DrawFlow:
     def found(self) -> list[Followed]:
         """Returns the draws of more than one value, which differ between samples."""
         return [draw for draw in self.draws if draw["values"] > 1]
+
+    def _rate(self, schema: Any, args: Any, kwargs: Any) -> float:
+        mask, self._mask = self._mask, None
+        if schema.name == "aten::bernoulli_" and schema.overload_name == "float":
+            self._mask = (args[0], float(args[1] if len(args) > 1 else kwargs.get("p", 0.5)))
+        elif schema.name == "aten::div_" and mask and args[0] is mask[0] and args[1:2] == (mask[1],):
+            # Outside of inference mode, dropout is a mask that is divided by the share that is kept.
+            return 1 - mask[1]
+        elif "dropout" in schema.name or "scaled_dot_product" in schema.name or schema.name in _RECURRENT:
+            values = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+            rate = next((values[name] for name in ("dropout_p", "dropout", "p") if values.get(name)), 0.0)
+            return float(rate) if values.get("train", True) is not False else 0.0
+        return 0.0
 
 
 _DROPOUT = "aten::native_dropout"
@@ -149,7 +172,7 @@ class RandomReplay(DispatchMode):
         parts = result if isinstance(result, tuple | list) else (result,)
         outputs = [out for out in parts if isinstance(out, torch.Tensor)]
         if self.flow is not None:
-            self.flow.see(name, args, kwargs, outputs, drew=draws and not private)
+            self.flow.see(func._schema, args, kwargs or {}, outputs, drew=draws and not private)
         if not draws:
             return result
         if not private:
@@ -213,41 +236,38 @@ class DrawProbe:
 
     def __init__(self, recorder: Recorder, spec: Spec, feed: RankBatches | None, own: OwnGenerators) -> None:
         self.recorder, self.spec, self.feed, self.own = recorder, spec, feed, own
-        self.tape, self.dropout = RandomReplay(), DropoutWatch(recorder)
+        self.tape = RandomReplay()
         self.tape.recording = spec.purpose in {"numbers", "whole", "resume"} and feed is None
         self.tape.reverse = bool(spec.interventions.get("reverse"))
         if spec.purpose == "train":
-            self.tape.flow = DrawFlow()
-        self._watched = False
+            self.tape.flow = DrawFlow(recorder)
+        self._entered = False
         self._newest: dict[str, Any] | None = None
         self._hidden: dict[str, Any] = {}
         self._own: dict[int, Any] = {}
 
     def enter(self, batch: dict[str, Any], content: Any) -> None:
-        """Begins the step after a training batch with this content."""
-        self._newest = batch
+        """Begins the step after a training batch with this content, or sees dropout after a batch of an evaluation."""
+        if not batch["trains"] and not self.tape.flow:
+            return
         if self.tape.flow:
-            self.tape.flow.begin(content)
-        self.tape.most = 0
-        if self.feed:
-            self.tape.replay(self.feed.draws(batch["loader"], batch["iteration"], batch["number"]))
-        self._hidden, self._own = states_of_global(), self.own.states()
+            self.tape.flow.begin(content, follows=batch["trains"])
+        if batch["trains"]:
+            self._newest, self.tape.most = batch, 0
+            if self.feed:
+                self.tape.replay(self.feed.draws(batch["loader"], batch["iteration"], batch["number"]))
+            self._hidden, self._own = states_of_global(), self.own.states()
+        self._entered = True
         self.tape.__enter__()  # type: ignore[no-untyped-call]
-
-    def watch_dropout(self) -> None:
-        """Sees active dropout until the next batch."""
-        self._watched = True
-        self.dropout.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         """Ends the step after the newest batch, and keeps its draws."""
-        if self._watched:
-            self._watched = False
-            self.dropout.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if self._entered:
+            self._entered = False
+            self.tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         batch, self._newest = self._newest, None
         if batch is None:
             return
-        self.tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         batch["drawn"] = self.tape.most
         values = values_drawn(self._hidden, states_of_global())
         batch["hidden"] = {name: number for name, number in values.items() if number}
@@ -263,41 +283,6 @@ class DrawProbe:
             for place, output in enumerate(draw.outputs):
                 name = f"draw/{batch['loader']}/{batch['iteration']}/{batch['number']}/{number}/{place}/{draw.name}"
                 self.recorder.tensors[name] = output
-
-
-_RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
-_MOST_EVENTS = 8
-
-
-class DropoutWatch(DispatchMode):
-    """Sees dropout that is active without gradients, as a function, in a module, or in attention."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.recorder = recorder
-        self._mask: tuple[torch.Tensor, float] | None = None
-        self._left = _MOST_EVENTS
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator, and records it if it drops values."""
-        kwargs = kwargs or {}
-        if self._left and not torch.is_grad_enabled() and (rate := self._rate(func._schema, args, kwargs)) > 0:
-            self._left -= 1
-            self.recorder.add("dropout", rate=rate)
-        return func(*args, **kwargs)
-
-    def _rate(self, schema: Any, args: Any, kwargs: Any) -> float:
-        mask, self._mask = self._mask, None
-        if schema.name == "aten::bernoulli_" and schema.overload_name == "float":
-            self._mask = (args[0], float(args[1] if len(args) > 1 else kwargs.get("p", 0.5)))
-        elif schema.name == "aten::div_" and mask and args[0] is mask[0] and args[1:2] == (mask[1],):
-            # Outside of inference mode, dropout is a mask that is divided by the share that is kept.
-            return 1 - mask[1]
-        elif "dropout" in schema.name or "scaled_dot_product" in schema.name or schema.name in _RECURRENT:
-            values = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
-            rate = next((values[name] for name in ("dropout_p", "dropout", "p") if values.get(name)), 0.0)
-            return float(rate) if values.get("train", True) is not False else 0.0
-        return 0.0
 
 
 def seed_own(owner: Any, seed: int, depth: int = 0) -> None:

@@ -63,7 +63,7 @@ class Probes:
         self.modules = ModuleProbe(self.recorder, spec, self.steps, self.micro)
         self.alone = AloneProbe(self.recorder, spec)
         self.loaders = LoaderProbe(
-            self.recorder, spec, feed, self.finish, self._on_first_batch, self.micro, self.alone.is_alone_soon
+            self.recorder, spec, feed, self.finish, self._on_first_batch, self.micro, self.alone.is_alone
         )
         self.calls = CallProbe(self.recorder, spec, self.steps)
         self.files = FileProbe(self.recorder, self.steps.state)
@@ -165,10 +165,8 @@ class Probes:
             return
         if self.loaders.ending or (spec.interventions.get("until_saved") and (self.recorder.folder / SAVED).exists()):
             self.finish()
-        if spec.interventions.get("many_steps") and self._last_step(step) <= step and not self.alone.is_awaited():
-            self.finish()
         wanted = spec.epochs * spec.steps * max(1, len(self.steps.optimizers))
-        if self.loaders.trains or step < wanted:
+        if not spec.interventions.get("many_steps") and (self.loaders.trains or step < wanted):
             return
         if (spec.purpose == "numbers" or self._last_step(step) <= step) and not self.alone.is_awaited():
             self.finish()

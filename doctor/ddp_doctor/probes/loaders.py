@@ -117,9 +117,7 @@ class ShortEpoch(Iterator[Any]):
         self.event["yielded"] = self.yielded
         if self.event["gradients"]:
             probe.first_batch()
-            probe.draws.enter(event, batch)
-        if probe.spec.purpose == "train":
-            probe.draws.watch_dropout()
+        probe.draws.enter(event, batch)
         return batch
 
     def _see_training(self) -> None:
@@ -213,12 +211,13 @@ class ShortEpoch(Iterator[Any]):
         self.event["ascending"] = positions == sorted(set(positions))
         self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
         self.event["sizes"] = [len(part) for part in self.indices.lists]
-        if self.event["trains"] and probe.is_alone():
+        if self.event["trains"] and probe.is_alone(soon=True):
             return
         done = self.event["trains"] and probe.training_epochs >= probe.spec.epochs and probe.spec.purpose == "numbers"
         if done and probe.recorder.backwards - self.backwards_before < self.yielded:
             # A loader that fetches a batch ahead, such as Accelerate's, ends before the program has used the last one.
-            probe.end_later({"loader": self.loader, "iteration": self.iteration, "number": self.yielded})
+            last = {"loader": self.loader, "iteration": self.iteration, "number": self.yielded, "trains": True}
+            probe.end_later(last)
         elif done or probe.is_last(trains=self.event["trains"]):
             probe.finish()
 
@@ -255,7 +254,7 @@ class LoaderProbe:
         finish: Callable[[], None],
         first_batch: Callable[[], None],
         micro: MicroBatchProbe | None = None,
-        is_alone: Callable[[], bool] = lambda: False,
+        is_alone: Callable[..., bool] = lambda **_: False,
     ) -> None:
         self.recorder, self.spec, self.feed, self.finish, self.first_batch = recorder, spec, feed, finish, first_batch
         self.micro, self.is_alone = micro, is_alone

@@ -45,6 +45,7 @@ class Recorder:
         tensors: Recorded tensors by name.
         step: Optimizer steps so far, over all optimizers.
         backwards: Calls of `backward` so far.
+        collectives: Calls of collectives so far.
         rank: The rank of this process, as soon as it is known.
         has_hooks: Whether a module has a communication hook.
         active: Whether this process has taken part in training, unlike a launcher.
@@ -55,7 +56,7 @@ class Recorder:
         self.events: list[dict[str, Any]] = []
         self.tensors: dict[str, torch.Tensor] = {}
         self.step = 0
-        self.backwards = 0
+        self.backwards = self.collectives = 0
         self.rank = int(os.environ.get("RANK", "0"))
         self.has_hooks = self.active = False
         self._lock = threading.Lock()
