@@ -5,33 +5,29 @@ python tests/mutations.py set_epoch     those whose names contain one of the wor
 python tests/mutations.py --most 120    the first 120 of the order
 python tests/mutations.py --table       writes the results so far into docs/proof.md
 
-A mutation changes only functions that the program reaches. Each mutant is examined by all checks. The order is that of
-a fixed seed: first one program of every kind with every fault, then a second one, and so on. On a busy machine,
-DOCTOR_TIMEOUT gives the runs of an examination more seconds than 60.
+Each mutant is examined by all checks. The order is that of a fixed seed: first one program of every kind with every
+fault, then a second one, and so on. On a busy machine, DOCTOR_TIMEOUT gives the runs of an examination more seconds
+than 60.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import random
+import re
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from changed_sources import MUTATIONS, Mutation
 from not_found import EQUIVALENT, MISSED, OTHER_CODE
-from projects.cases import HEALTHY as SINGLE
-from projects.cases import Case
-from projects.families import HEALTHY
+from projects.cases import CASES, FAMILIES, Case
 from suite import PAGE, examine_case
 
 RESULTS = Path(__file__).with_name("doctor-mutations.json")
@@ -41,71 +37,118 @@ REPORTED = {"fault", "depends on the number of devices"}
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """A healthy program with a fault.
+class Mutation:
+    """A fault, as a change of the source.
 
     Attributes:
-        case: The program.
-        kind: `function`, `module` (of Lightning), `command`, or `library` (Accelerate, Transformers or Fabric).
-        mutation: The fault.
-        source: The changed source.
+        name: What is changed.
+        codes: The codes of which one should report it.
+        changes: Patterns, and what replaces them.
+        needs: The pattern of a text without which the fault has no effect in a program.
+        without: Texts with which the changed program would not run, or be no fault.
+        note: Whether a note says what is wrong, as for equal dropout masks.
     """
 
+    name: str
+    codes: tuple[str, ...]
+    changes: tuple[tuple[str, str], ...]
+    needs: str = ""
+    without: tuple[str, ...] = ()
+    note: bool = False
+
+    def apply(self, program: str) -> str:
+        """Returns the changed program; it is the same if it cannot have the fault."""
+        if re.search(self.needs, program) and not any(word in program for word in self.without):
+            for old, new in self.changes:
+                program = re.sub(old, new, program, flags=re.MULTILINE)
+        return program
+
+
+def _removed(call: str) -> tuple[str, str]:
+    """Removes the statements that are this call."""
+    return rf"^( *)\S*{call}\(.*\)$", r"\1pass"
+
+
+def _scaled(factor: str) -> tuple[tuple[str, str], ...]:
+    """Scales what is differentiated, or what a training step returns."""
+    return (
+        (r"^( *)(\S.*)\.backward\(\)$", rf"\1((\2) {factor}).backward()"),
+        (r"backward\((.+)\)$", rf"backward((\1) {factor})"),
+        (r"^(    def training_step.*\n(?:(?: {8}.*)?\n)*? {8}return) (\w.*)$", rf"\1 (\2) {factor}"),
+    )
+
+
+# Also in a program that starts no process group on one process.
+_GROUP = "torch.distributed.is_initialized()"
+_RANKS = f"(torch.distributed.get_world_size() if {_GROUP} else 1)"
+_IF_RANK_0 = f"if not {_GROUP} or torch.distributed.get_rank() == 0:"
+_CLIP = r"torch.nn.utils.clip_grad_norm_([value for group in \2.param_groups for value in group['params']], 1e-3)"
+_NO_EPOCH = _removed(r"\.set_epoch")
+_NO_SAMPLER = r"\bDistributedSampler\((\w+(?:\(\w*\))?)[^()]*\)", r"torch.utils.data.RandomSampler(\1)"
+_ONE_SEED = r"\b(seed\w*|manual_seed)\((?:[^()]|\(\))*rank(?:[^()]|\(\))*\)", r"\1(1000)"
+_DRAWS = r"[Dd]ropout|rand\w*_like|np\.random|torch\.rand\w*\((?:len|\(\))|Beta|sample\(\)"
+_BARE = r"\bDDP\((\w+(?:\(\))?)[^()]*\)", r"\1"
+_NOT_BARE = (".module", "no_sync", "comm_hook", "broadcast_buffers")
+_CLIPPED = r"^( *)([\w.\[\]]*optimizer\w*)\.step\(\)$", rf"\1{_IF_RANK_0}\n\1    {_CLIP}\n\1\2.step()"
+_EARLY = (r"(\S+) if (\S.*?) else (model\.no_sync\(\))", r"\3 if \2 else \1"), (r"enabled=not (\w+)", r"enabled=\1")
+_OFTEN = r"^( *)(\w*schedule\w*\.step\(\))$", rf"\1for _ in range({_RANKS}):\n\1    \2"
+_INCOMPLETE = r"(optim\.\w+\()([\w.\[\]]+\.parameters\(\))", r"\1list(\2)[1:]"
+_ALONE = r"^( *)dist\.barrier\(\)$", rf"\1{_IF_RANK_0}\n\1    dist.barrier()"
+_SAVED_BY_ALL = r"^( *)if .*rank.*:\n(?=(?:\1    .*\n)*?\1    .*torch\.save\()", r"\1if True:\n"
+MUTATIONS = (
+    Mutation("set_epoch removed", ("LD001",), (_NO_EPOCH,), without=("shuffle=False",)),
+    Mutation("DistributedSampler removed", ("LD002",), (_NO_SAMPLER, _NO_EPOCH), r"DistributedSampler\("),
+    Mutation("one seed for all ranks", ("LD008",), (_ONE_SEED,), _DRAWS, note=True),
+    Mutation("wrapper removed", ("LD009",), (_BARE,), without=_NOT_BARE),
+    Mutation("rank 0 clips", ("LD011",), (_CLIPPED,), without=("averager", "average")),
+    Mutation("loss divided by the ranks", ("LD014",), _scaled(f"/ {_RANKS}")),
+    Mutation("loss times the ranks", ("LD014",), _scaled(f"* {_RANKS}")),
+    Mutation("no_sync of the last micro-batch", ("LD016",), _EARLY, "sync"),
+    Mutation("schedule steps per process", ("LD017",), (_OFTEN,)),
+    Mutation("unscale_ removed", ("LD018",), (_removed(r"\.unscale_"),)),
+    Mutation("optimizer without the first parameter", ("LD019",), (_INCOMPLETE,)),
+    Mutation("zero_grad removed", ("LD020",), (_removed(r"\.zero_grad"),)),
+    Mutation("train() removed", ("LD021",), (_removed(r"model\.train"),), r"\.eval\(\)"),
+    Mutation("reduction of the metric removed", ("LD024",), (_removed(r"dist\.all_reduce"),), r"print\("),
+    Mutation("sync_dist removed", ("LD024",), (("sync_dist=True", "sync_dist=False"),), note=True),
+    Mutation("barrier of rank 0", ("LD027", "LD034"), (_ALONE,)),
+    Mutation("all ranks save", ("LD032",), (_SAVED_BY_ALL,)),
+    Mutation("group not destroyed", ("LD032",), (_removed("destroy_process_group"),), note=True),
+)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A healthy program with a fault: the changed program, the name of the one that it was, and the fault."""
+
     case: Case
-    kind: str
     mutation: Mutation
-    source: str
 
     @property
     def name(self) -> str:
         """Such as `set_epoch removed: accumulation_no_sync`."""
         return f"{self.mutation.name}: {self.case.name}"
 
+    @property
+    def kind(self) -> str:
+        """`function`, `module` (of Lightning), `command`, or `library` (Accelerate, Transformers or Fabric)."""
+        if any(word in self.case.text for word in ("Accelerator(", "TrainingArguments(", "Fabric(")):
+            return "library"
+        if self.case.command:
+            return "command"
+        return "module" if self.case.target[0].isupper() else "function"
+
 
 @cache
 def mutants() -> tuple[Mutant, ...]:
     """Returns each healthy program with each fault that applies to it."""
-    return tuple(_mutants())
-
-
-def _mutants() -> Iterator[Mutant]:
-    for case in (*SINGLE, *HEALTHY):
-        source = case.path.read_text()
-        tree = ast.parse(source)
-        # A command is the whole file.
-        reached = reached_from(tree, case.target) | reached_from(tree, case.data)
-        reached = reached or {_name(node) for node in tree.body}
-        text = "\n".join(ast.unparse(node) for node in tree.body if _name(node) in reached)
-        for mutation in MUTATIONS:
-            if mutation.applies(text):
-                tree = ast.parse(source)
-                if mutation.apply([node for node in tree.body if _name(node) in reached]):
-                    changed = ast.unparse(ast.fix_missing_locations(tree))
-                    yield Mutant(case, _kind(case, text), mutation, changed)
-
-
-def reached_from(tree: ast.Module, name: str) -> set[str]:
-    """Returns the names of the functions and classes of a file that a function refers to, directly or not."""
-    owners = {_name(node): node for node in tree.body if _name(node)}
-    found, waiting = set[str](), [name]
-    while waiting:
-        current = waiting.pop()
-        if current in owners and current not in found:
-            found.add(current)
-            waiting += [part.id for part in ast.walk(owners[current]) if isinstance(part, ast.Name)]
-    return found
-
-
-def _name(node: ast.AST) -> str:
-    return getattr(node, "name", "")
-
-
-def _kind(case: Case, text: str) -> str:
-    if any(word in text for word in ("Accelerator(", "TrainingArguments(", "Fabric(")):
-        return "library"
-    if case.command:
-        return "command"
-    return "module" if case.target[0].isupper() else "function"
+    healthy = [case for cases in (CASES, *FAMILIES.values()) for case in cases if not case.codes]
+    return tuple(
+        Mutant(replace(case, text=text), mutation)
+        for case in healthy
+        for mutation in MUTATIONS
+        if (text := mutation.apply(case.text)) != case.text
+    )
 
 
 def ordered(found: Sequence[Mutant]) -> list[Mutant]:
@@ -121,11 +164,7 @@ def ordered(found: Sequence[Mutant]) -> list[Mutant]:
 
 def examine_mutant(mutant: Mutant) -> dict[str, Any]:
     """Returns what the doctor says of a mutant."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{Path(mutant.case.file).stem}.py"
-        path.write_text(mutant.source)
-        # An absolute path replaces that of the folder of the projects.
-        report = examine_case(replace(mutant.case, file=str(path))).report
+    report = examine_case(mutant.case).report
     expected = [state for state in report.checks if state.code in mutant.mutation.codes]
     result = {
         "fault": mutant.mutation.name,

@@ -9,14 +9,10 @@ from collections.abc import Mapping
 
 # Mutants of which nothing that can be measured changes, by the reason. They are not counted.
 EQUIVALENT: Mapping[str, tuple[str, ...]] = {
-    "The program uses no schedule: the changed statement, which it shares with others, is not executed.": (
-        "schedule steps per process: hook_post_local_sgd",
-    ),
     "The model has no dropout and no batch norm, so that both modes compute the same. A note of LD021 says so.": (
         "train() removed: accelerate_samplers",
         "train() removed: reduced_sums",
         "train() removed: reports_its_times",
-        "train() removed: spawned_regression",
     ),
     "The schedule counts the steps of one process, so each sample has the learning rate that it has there. LD017 has a "
     "note.": ("schedule steps per process: two_optimizers", "schedule steps per process: accelerate_samplers"),

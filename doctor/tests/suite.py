@@ -20,9 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from projects.cases import CASES, Case
-from projects.families import FAMILIES
-from projects.traincheck import EXPECTED
+from projects.cases import CASES, FAMILIES, TRAINCHECK, Case
 
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import Report, Verdict
@@ -31,15 +29,12 @@ ROOT = Path(__file__).parents[1]
 TIMEOUT = float(os.environ.get("DOCTOR_TIMEOUT", "60"))
 GUIDE, PAGE = ROOT / "docs" / "guide.md", ROOT / "docs" / "proof.md"
 BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
-TRAINCHECK = tuple(
-    Case(name, "traincheck.py", name, codes=(code,), note="TrainCheck") for name, code in EXPECTED.items()
-)
 _DEMOS = "lightning.pytorch.demos"
 _BORING = f"{_DEMOS}.boring_classes:BoringModel"
 # Programs that nobody in this project wrote.
 INSTALLED = (
     *(
-        Case(f"{_DEMOS}.{name}", f"{_DEMOS}.{name}", note="module of Lightning's demos")
+        Case(f"{_DEMOS}.{name}", "module of Lightning's demos", target=f"{_DEMOS}.{name}")
         for name in (
             "boring_classes:BoringModel",
             "boring_classes:ManualOptimBoringModel",
@@ -48,7 +43,7 @@ INSTALLED = (
         )
     ),
     *(
-        Case(f"BoringModel with {name}", _BORING, data=f"{_DEMOS}.boring_classes:{name}", note="Lightning's demos")
+        Case(f"BoringModel with {name}", "Lightning's demos", target=_BORING, data=f"{_DEMOS}.boring_classes:{name}")
         for name in ("BoringDataModule", "BoringDataModuleNoLen")
     ),
 )
@@ -78,9 +73,8 @@ def examine_case(case: Case) -> Result:
     """Examines a project in an empty current folder, since some write files."""
     from ddp_doctor import examine
 
-    what: dict[str, Any] = {"target": case.file, "data": case.data}
-    if case.target:
-        what = {"target": f"{case.path}:{case.target}", "data": case.data and f"{case.path}:{case.data}"}
+    file = f"{case.path}:" if case.text else ""
+    what: dict[str, Any] = {"target": f"{file}{case.target}", "data": case.data and f"{file}{case.data}"}
     if case.command:
         what = {"command": (str(Path(sys.executable).parent / case.words[0]), *case.words[1:])}
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
@@ -90,7 +84,7 @@ def examine_case(case: Case) -> Result:
         Path("data/wikitext-2.txt").write_text(
             "\n".join(" ".join(f"w{words.randrange(100)}" for _ in range(20)) for _ in range(300))
         )
-        return Result(case, examine(**what, devices=case.devices, timeout=TIMEOUT))
+        return Result(case, examine(**what, timeout=TIMEOUT))
 
 
 def main(words: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from mutations import examine_mutant, is_found, mutants, ordered, reached_from
+from mutations import examine_mutant, is_found, mutants, ordered
 
 # One mutant of each kind in make soak; mutations.py examines all of them.
 CHOSEN = {
@@ -23,20 +23,12 @@ CHOSEN = {
 }
 
 
-def test_only_code_that_a_program_reaches_is_changed() -> None:
-    tree = ast.parse("def a():\n    b()\ndef b():\n    pass\ndef c():\n    a()\n")
-    assert reached_from(tree, "a") == {"a", "b"}
+def test_each_mutant_is_valid() -> None:
+    assert {mutant.name for mutant in mutants()} >= CHOSEN
+    for mutant in mutants():
+        ast.parse(mutant.case.text)
 
 
-@pytest.mark.slow
-def test_each_mutant_differs_and_is_valid() -> None:
-    found = {mutant.name: mutant for mutant in mutants()}
-    assert found.keys() >= CHOSEN
-    for mutant in (found[name] for name in CHOSEN):
-        assert mutant.source != ast.unparse(ast.parse(mutant.case.path.read_text())), mutant.name
-
-
-@pytest.mark.slow
 def test_each_fault_is_examined_in_each_kind_of_program_before_a_second_time() -> None:
     cells = [(mutant.mutation.name, mutant.kind) for mutant in ordered(mutants())]
     assert len(set(cells[: len(set(cells))])) == len(set(cells))
