@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, fault, not_reached, unclear
+from ddp_doctor.findings import Finding, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD018"
@@ -28,8 +28,6 @@ Unscale the gradients before clipping them:
 THREADS = ("pytorch/examples#1196", "milesial/Pytorch-UNet#468")
 STRUCTURAL = True
 EXPLAINS = "weights"
-# A larger limit, relative to the scale, may be meant for scaled gradients.
-_SCALED_LIMIT = 0.05
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -62,7 +60,4 @@ def _scaled_clip(record: RankRecord) -> tuple[dict[str, Any], float] | None:
 
 def _finding(clip: dict[str, Any], scale: float) -> Finding:
     message = f"{clip['function']} runs while the gradients are scaled: scaler.unscale_ is not called before it."
-    # Where there is no GPU, a scaler is disabled, and its scale is 1.
-    if scale != 1 and clip["limit"] > _SCALED_LIMIT * scale:
-        return unclear(f"{message} Its limit may be intended for scaled gradients.", clip["step"], place=clip["place"])
     return fault(message, clip["step"], "", f"limit {clip['limit']:g} for a scale of {scale:g}", clip["place"])

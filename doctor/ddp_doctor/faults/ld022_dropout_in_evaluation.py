@@ -43,7 +43,7 @@ def check(evidence: Evidence) -> list[Finding]:
                 continue
             evaluates = modes and all(modes.values())
             why = "eval() is not called" if evaluates else "it ignores the mode of the model"
-            return [fault(f"{message}: {why}.", *where, _other_seed(evidence))]
+            return [fault(f"{message}: {why}.", *where)]
     return notes[:1]
 
 
@@ -60,16 +60,3 @@ def _dropouts(record: RankRecord) -> Iterator[tuple[dict[str, Any], dict[str, An
             batch = None
         elif batch is not None and batch["loader"] not in trained:
             yield event, forward
-
-
-def _other_seed(evidence: Evidence) -> str:
-    """Returns how the metrics of a module depend on the seed."""
-    first = evidence.worked("evaluate1")
-    second = evidence.evaluate_again(1) if first else None
-    if first and second and second.worked:
-        after = second.ranks[0].metrics
-        for name, value in first.ranks[0].metrics.items():
-            if name in after and after[name] != value:
-                metric = f"{name} of the same weights is {after[name]:.6g} instead of {value:.6g}"
-                return f"With other random numbers, {metric}."
-    return ""

@@ -54,17 +54,13 @@ def check(evidence: Evidence) -> list[Finding]:
 def _of_module(evidence: Evidence, found: Finding) -> list[Finding]:
     one = _metrics(evidence.run("evaluate1", purpose="evaluate", world_size=1, same_seed=True))
     several = _metrics(evidence.run("evaluate", purpose="evaluate", same_seed=True))
-    name = next((name for name in one if name in several and not _close(one[name], several[name])), "")
-    if not name:
+    changes = {name: abs(one[name] - several[name]) / (abs(one[name]) or 1.0) for name in one if name in several}
+    name = max(changes, key=lambda name: changes[name], default="")
+    if not name or changes[name] <= _TOLERANCE:
         return []
     message = f"{found.message} {name} is {several[name]:.6g}, and {one[name]:.6g} on one process."
-    where = found.step, name, found.amount, found.place
-    if max(abs(one[key] - several[key]) / (abs(one[key]) or 1.0) for key in one if key in several) < _SMALL:
-        return [note(message, *where)]
-    fixed = _metrics(evidence.run("unpadded", purpose="evaluate", same_seed=True, interventions={"unpadded": True}))
-    if name in fixed and _close(fixed[name], one[name]):
-        return [fault(message, *where, f"with each sample once, {name} is also {fixed[name]:.6g} on several ranks")]
-    return [unclear(f"{message} The difference remains with each sample once: it also has another cause.", *where)]
+    verdict = note if changes[name] < _SMALL else fault
+    return [verdict(message, found.step, name, found.amount, found.place)]
 
 
 def _of_loop(evidence: Evidence, found: Finding, total: int, evaluator: str) -> list[Finding]:
@@ -99,7 +95,3 @@ def _metrics(run: Run) -> dict[str, float]:
 def _line(place: str) -> str:
     path, _, rest = place.rpartition(":")
     return linecache.getline(path, int(rest.split(" ")[0])) if path else ""
-
-
-def _close(first: float, second: float) -> bool:
-    return abs(first - second) <= _TOLERANCE * max(1.0, abs(first))

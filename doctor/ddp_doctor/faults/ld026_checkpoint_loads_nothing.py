@@ -25,43 +25,27 @@ Save the bare module, and load strictly:
 """
 THREADS = ("pytorch/examples#1029", "NVIDIA/apex#647")
 STRUCTURAL = True
-_PREFIXES = ("module.", "model.", "_orig_mod.", "net.")
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Finds `load_state_dict(strict=False)` whose keys match no key of the module, or only without a prefix."""
+    """Finds `load_state_dict(strict=False)` whose keys match no key of the module."""
     records = [*evidence.ranks, *([evidence.single] if evidence.single else [])]
     if not any(record.of_kind("load_state_dict") for record in records):
         return [not_reached("No state is loaded.")] if records else []
-    for record in records:
-        if found := _unmatched(record):
-            event, prefix = found
-            message = (
-                f"load_state_dict(strict=False) of {event['module']} matches {event['matched']} keys: the module wants "
-                f"{listed(event['missing'])}, but the state has {listed(event['unexpected'])}"
-                f"{f', with the prefix {prefix!r}' if prefix else ''}."
-            )
-            return [fault(message, event["step"], event["missing"][0], place=event["place"])]
+    for event in filter(None, map(_unmatched, records)):
+        message = (
+            f"load_state_dict(strict=False) of {event['module']} matches no key: the module wants "
+            f"{listed(event['missing'])}, but the state has {listed(event['unexpected'])}."
+        )
+        return [fault(message, event["step"], event["missing"][0], place=event["place"])]
     return []
 
 
-def _unmatched(record: RankRecord) -> tuple[dict[str, Any], str] | None:
+def _unmatched(record: RankRecord) -> dict[str, Any] | None:
     events = record.of_kind("load_state_dict")
     for number, event in enumerate(events):
-        missing, unexpected, matched = event["missing"], event["unexpected"], event["matched"]
         # Another attempt may load it.
         later = any(other["matched"] for other in events[number + 1 :] if other["module"] == event["module"])
-        if missing and unexpected and not event["strict"] and not later:
-            prefix = next((prefix for prefix in _PREFIXES if _differ_by(prefix, missing, unexpected)), "")
-            if not matched or (prefix and matched < len(missing)):
-                return event, prefix
+        if event["missing"] and event["unexpected"] and not event["strict"] and not later and not event["matched"]:
+            return event
     return None
-
-
-def _differ_by(prefix: str, missing: list[str], unexpected: list[str]) -> bool:
-    """Returns whether most keys are the same without a prefix of one side."""
-    for one, other in ((missing, unexpected), (unexpected, missing)):
-        shorter = {key.removeprefix(prefix) for key in one if key.startswith(prefix)}
-        if 2 * len(shorter & set(other)) > min(len(one), len(other)):
-            return True
-    return False

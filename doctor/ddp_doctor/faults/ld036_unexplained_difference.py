@@ -36,7 +36,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if later := None if found or evidence.faulty else later_divergence(evidence):
         message = (
             f"After optimizer step {later.step}, the ranks have different weights, and all steps before agree: what "
-            f"the program does every few steps only differs between the ranks.{_rates(evidence, later.step)}"
+            "the program does every few steps only differs between the ranks."
         )
         return [fault(message, later.step, later.tensor, later.measured, later.place)]
     if evidence.explained:
@@ -70,16 +70,3 @@ def _held_differently(evidence: Evidence) -> Finding | None:
                 message = f"The {first['module']} is not trained, but its weights differ between {names([0, rank])}."
                 return fault(message, first["step"], place=first["place"])
     return None
-
-
-def _rates(evidence: Evidence, step: int) -> str:
-    """Returns the learning rates of a step of the longer run, if they differ between the ranks."""
-    many = evidence.worked("many steps")
-    events = {rank.rank: rank.of_kind("step")[step : step + 1] for rank in many.ranks} if many else {}
-    rates = {rank: event["lr"] for rank, found in events.items() for event in found}
-    # The first parameter group of an optimizer whose learning rates differ.
-    group = next((group for group in zip(*rates.values(), strict=False) if len(set(group)) > 1), None)
-    if group is None:
-        return ""
-    shown = ", ".join(f"rank {rank} {rate:.4g}" for rank, rate in zip(rates, group, strict=True))
-    return f" The learning rates of this step differ: {shown}."
