@@ -12,19 +12,17 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import data_recipes
 import yaml
-from data_recipes import RECIPES
 
 HERE = Path(__file__).parent
 ROOT, STAND_INS = HERE.parents[1], HERE / "stand_ins"
@@ -32,52 +30,19 @@ PAGE, WORK = ROOT / "docs" / "corpus.md", ROOT / "build" / "corpus"
 BEGIN, END = "<!-- corpus -->\n", "<!-- end of corpus -->\n"
 # Seconds for an examination, and for a run of it.
 LIMIT, HUNG = 1800, 200
+DEFAULTS: dict[str, Any] = {"folder": "", "data": {}, "needs": "", "environment": {}, "gpu": True, "stand_ins": False}
+DEFAULTS |= {"packages": [], "isolated": [], "faults": [], "judgement": {}, "not_compared": ""}
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
 
 
-@dataclass(frozen=True)
-class Program:
-    """A public program.
-
-    Attributes:
-        name: Short name.
-        repository: Its repository on GitHub, as OWNER/NAME.
-        commit: The commit that was examined.
-        command: What starts it, in the shell's words.
-        folder: The folder of the repository in which the command runs.
-        data: Recipes by path: what was generated for it.
-        needs: What was needed, in words.
-        environment: Environment variables; `{root}` is its folder.
-        gpu: Whether it wants GPUs, which are emulated.
-        stand_ins: Whether names that libraries have removed are restored.
-        packages: Packages that it imports beyond those of this project.
-        isolated: Packages of versions of their own, as requirements.
-        faults: Codes of the faults that are expected.
-        judgement: For each fault that is reported, whether it is one, and why.
-        not_compared: Why the comparison with one process is not expected; empty if it is.
-    """
-
-    name: str
-    repository: str
-    commit: str
-    command: str
-    folder: str = ""
-    data: dict[str, dict[str, Any]] = field(default_factory=dict)
-    needs: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
-    gpu: bool = True
-    stand_ins: bool = False
-    packages: tuple[str, ...] = ()
-    isolated: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
-    judgement: dict[str, str] = field(default_factory=dict)
-    not_compared: str = ""
+class Program(SimpleNamespace):
+    """A program of programs.yaml, which says what its attributes mean."""
 
 
 def load() -> list[Program]:
     """Returns the programs of programs.yaml."""
     content = yaml.safe_load((HERE / "programs.yaml").read_text())
-    return [Program(**line, commit=content["commits"][line["repository"]]) for line in content["programs"]]
+    return [Program(**DEFAULTS | one, commit=content["commits"][one["repository"]]) for one in content["programs"]]
 
 
 def main() -> int:
@@ -117,17 +82,19 @@ def examine(program: Program, checkouts: Path) -> None:
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     environment |= {key: value.format(root=place) for key, value in program.environment.items()}
     begun = time.monotonic()
+    # The doctor ends what it has started when it is terminated.
+    words = ["timeout", "--kill-after=30", str(LIMIT), *words]
     with log.open("w") as output:
-        code, mib = run(words, folder, environment, output)
+        subprocess.run(words, cwd=folder, env=environment, stdout=output, stderr=output, check=False)
     result = (
         result_of(json.loads(report.read_text())) if report.exists() else {"faults": [], "others": [], "compared": ""}
     )
     result = {"error": "" if report.exists() else log.read_text()[-600:], "hang": False, "why": ""} | result
     git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=*"]
     result["doctor"] = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    result |= {"seconds": round(time.monotonic() - begun), "mib": mib}
+    result["seconds"] = round(time.monotonic() - begun)
     (WORK / "results" / f"{program.name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{program.name}: exit {code}, {result['seconds']} s, faults {result['faults']}", flush=True)
+    print(f"{program.name}: {result['seconds']} s, faults {result['faults']}", flush=True)
 
 
 def result_of(report: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +131,7 @@ def prepare(program: Program, checkout: Path, place: Path) -> Path:
     shutil.copytree(checkout, place, symlinks=True, ignore=skipped)
     for path, recipe in program.data.items():
         for name, arguments in recipe.items():
-            RECIPES[name](place / program.folder / path, **(arguments or {}))
+            getattr(data_recipes, name)(place / program.folder / path, **(arguments or {}))
     return place / program.folder
 
 
@@ -175,23 +142,6 @@ def installed(requirement: str) -> Path:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), requirement]
         subprocess.run(pip, check=True, timeout=300)
     return folder
-
-
-def run(words: list[str], folder: Path, environment: dict[str, str], output: Any) -> tuple[int, int]:
-    """Returns the exit code, and the MiB of the largest process."""
-    process = subprocess.Popen(
-        words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    end = time.monotonic() + LIMIT
-    while True:
-        done, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status), usage.ru_maxrss // 1024
-        if time.monotonic() > end:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            end = time.monotonic() + 30
-        time.sleep(0.2)
 
 
 def write_table(rows: list[tuple[Program, dict[str, Any]]]) -> None:
@@ -206,8 +156,8 @@ def write_table(rows: list[tuple[Program, dict[str, Any]]]) -> None:
     lines += [f"Compared with one process: {len([result for result in ended if result['compared']])}."]
     lines += [f"Programs with a false fault: {len(false)}."]
     lines += [f"Seconds per program: median {statistics.median(seconds):.0f}, most {max(seconds):.0f}.", ""]
-    lines += ["| program | command | needed | verdict | compared with one process | s | MiB | doctor |"]
-    lines += ["|---|---|---|---|---|---:|---:|---|", *(row(program, result) for program, result in rows), ""]
+    lines += ["| program | command | needed | verdict | compared with one process | s | doctor |"]
+    lines += ["|---|---|---|---|---|---:|---|", *(row(program, result) for program, result in rows), ""]
     lines += [
         f"- **{program.name}, {code}**: {program.judgement[code]}"
         for program, result in rows
@@ -226,7 +176,7 @@ def row(program: Program, result: dict[str, Any]) -> str:
     verdict = "not examined" if result["error"] else ", ".join(words) or ("hung" if result["hang"] else "no fault")
     why = result["error"].strip().rpartition("\n")[2] or program.not_compared or result["why"]
     cells = [f"[{program.name}]({address}) `{program.commit[:7]}`", f"`{program.command}`", program.needs or "nothing"]
-    cells += [verdict, result["compared"] or f"no: {why}", str(result["seconds"]), str(result["mib"])]
+    cells += [verdict, result["compared"] or f"no: {why}", str(result["seconds"])]
     cells.append(f"`{result['doctor']}`" if result["doctor"] else "")
     return f"| {' | '.join(cell.replace('|', ',') for cell in cells)} |"
 

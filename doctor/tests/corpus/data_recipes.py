@@ -1,6 +1,6 @@
 """Builds the tiny data sets and configurations that the public programs want; all values are random.
 
-Each recipe is a function of a folder and of the arguments that programs.yaml gives it.
+Each recipe is a public function of a folder and of the arguments that programs.yaml gives it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +57,6 @@ def cifar(root: Path, classes: int = 10, train: int = 512, test: int = 128) -> N
         (folder / name).write_bytes(pickle.dumps({"data": data, key: labels}))
     names = {"label_names" if classes == 10 else "fine_label_names": [f"class{n}" for n in range(classes)]}
     (folder / ("batches.meta" if classes == 10 else "meta")).write_bytes(pickle.dumps(names))
-
-
-def zip_images(root: Path, count: int = 64, size: int = 32, classes: int = 0) -> None:
-    """Writes PNG images, and labels in dataset.json, into one archive."""
-    numbers = np.random.default_rng(0)
-    root.parent.mkdir(parents=True, exist_ok=True)
-    labels = []
-    with zipfile.ZipFile(root, "w") as archive:
-        for place in range(count):
-            name = f"00000/img{place:08d}.png"
-            with archive.open(name, "w") as file:
-                Image.fromarray(_image(numbers, size, place % 4)).save(file, "png")
-            labels.append([name, place % classes if classes else 0])
-        archive.writestr("dataset.json", json.dumps({"labels": labels if classes else None}))
 
 
 def text(root: Path, lines: int = 400) -> None:
@@ -167,23 +152,3 @@ def autoencoder(root: Path) -> None:
 def _image(numbers: np.random.Generator, size: int, label: int) -> np.ndarray[Any, Any]:
     noise = numbers.integers(0, 128, (size, size, 3))
     return (noise + 30 * label).astype(np.uint8)
-
-
-RECIPES: dict[str, Callable[..., None]] = {
-    recipe.__name__: recipe
-    for recipe in (
-        image_folder,
-        mnist,
-        cifar,
-        zip_images,
-        text,
-        tokens,
-        written,
-        sentence_pairs,
-        metric,
-        bert,
-        causal_lm,
-        json_lines,
-        autoencoder,
-    )
-}
