@@ -3,10 +3,11 @@
 A table (`*.txt`) begins with its title. `=== START` names a program of `bases/` and how it starts: `loop.py:main` is a
 function that each rank calls, `module.py:Module Data` are a LightningModule and its data, and `torchrun loop.py` and
 `python loop.py` are commands. `## NAME CODE: NOTE` begins a program with its fault; it has no code if it is healthy,
-and `note` or `depends` after the code if the verdict is not `fault`. Lines with `-` are text of the program, and those
-with `+` replace it wherever it occurs; a `+` without a `-` stands before the last function or class. Changes before the
-first `##` are those of all programs below the start. `## NAME < OTHER` changes another program of the table. A line of
-the old text that ends with `...` stands for itself and the block below it.
+and `note` or `depends` after the code if the verdict is not `fault`. Its changes are written as those of a diff: lines
+with `-` are text of the program, those with `+` replace it wherever it occurs, and those with a space stay, with what is
+added before or after them. Lines with `+` alone stand before the last function or class. Changes before the first `##`
+are those of all programs below the start. `## NAME < OTHER` changes another program of the table. A line of the old text
+that ends with `...` stands for itself and the block below it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ COMMANDS = {
     "python": ("python", "{file}"),
 }
 _HEADER = re.compile(r"## (\w+)(?: < (\w+))?(?: (LD\d{3}))?(?: (note|depends))?: (.+)")
-_CHANGE = re.compile(r"((?:^-.*\n)*)((?:^\+.*\n)*)", re.MULTILINE)
+# Lines that stand before one that stays, and otherwise old lines with what replaces or follows them.
+_CHANGE = re.compile(r"(?:^\+.*\n)+^ .*\n|(?:^[- ].*\n)*(?:^\+.*\n)*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def cases(table: str) -> tuple[Case, ...]:
 def changed(program: str, row: str) -> str:
     """Returns a program with the changes of a row; the new lines are indented as the old ones."""
     for change in _CHANGE.finditer(row):
-        old, new = (re.sub("^.", "", lines, flags=re.MULTILINE).removesuffix("\n") for lines in change.groups())
+        lines = change[0].splitlines()
+        old, new = ("\n".join(line[1:] for line in lines if line[0] != sign) for sign in "+-")
         if old:
             # The indentation of the line in which the old text begins precedes its other lines, and the new ones.
             first, *others = (_pattern(line) for line in old.split("\n"))
