@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -73,12 +73,10 @@ def calls_of(record: RankRecord, base: int) -> Event | None:
 
 def contents(ranks: Sequence[RankRecord], base: int) -> Contents:
     """Compares a data set on the first rank with that on the others."""
-    calls = [calls_of(rank, base) for rank in ranks]
-    if any(call is None for call in calls) or len({call["dataset"] for call in calls if call}) > 1:
-        return Contents()
-    samples = [call["samples"] for call in calls if call]
-    shared = [index for index in samples[0] if all(index in other for other in samples)]
-    if len(shared) < 2:
+    calls = [call for rank in ranks if (call := calls_of(rank, base))]
+    samples = [call["samples"] for call in calls]
+    shared = [index for index in (samples or [{}])[0] if all(index in other for other in samples)]
+    if len(calls) < len(ranks) or len({call["dataset"] for call in calls}) > 1 or len(shared) < 2:
         return Contents()
     places = range(min(len(other[index]) for other in samples for index in shared))
     columns = [[[other[index][place] for index in shared] for other in samples] for place in places]
@@ -107,17 +105,14 @@ def divides_batches(evidence: Evidence) -> bool:
         run = evidence.run("equal draws", interventions={"seeds": 0})
         ranks = run.ranks if run.worked else ranks
     first = [_first_batch(rank) for rank in ranks]
-    same_draws = (
-        not any(batch.get("drawn") for batch in first) or len({batch["generators"]["torch"] for batch in first}) == 1
-    )
-    if not same_draws or any(batch.get("samples") != first[0].get("samples") for batch in first):
+    random = any(batch.get("drawn") for batch in first) and len({batch["generators"]["torch"] for batch in first}) > 1
+    if random or any(batch.get("samples") != first[0].get("samples") for batch in first):
         return False
-    gradients = [{name: value for name, value in rank.tensors.items() if name.startswith("local/0/")} for rank in ranks]
-    return any(
-        name in other and not torch.allclose(value, other[name], rtol=1e-3, atol=1e-7)
-        for other in gradients[1:]
-        for name, value in gradients[0].items()
-    )
+    names = [name for name in ranks[0].tensors if name.startswith("local/0/")]
+    pairs = [
+        (ranks[0].tensors[name], rank.tensors[name]) for rank in ranks[1:] for name in names if name in rank.tensors
+    ]
+    return any(not torch.allclose(one, other, rtol=1e-3, atol=1e-7) for one, other in pairs)
 
 
 def _first_batch(rank: RankRecord) -> Event:
@@ -157,15 +152,7 @@ def names(ranks: Sequence[int]) -> str:
 
 
 class Leak(NamedTuple):
-    """Samples with which one rank trains and another validates.
-
-    Attributes:
-        trains: The rank that trains with them.
-        validates: The rank that validates with them.
-        shared: How many there are.
-        of: Number of validation samples of that rank.
-        event: The epoch of the validation.
-    """
+    """One rank trains with some (`shared`) of the samples with which another one validates (`of`), in an epoch."""
 
     trains: int
     validates: int
@@ -176,36 +163,33 @@ class Leak(NamedTuple):
 
 def leak(ranks: Sequence[RankRecord]) -> Leak | None:
     """Returns the largest leak between two ranks, if no rank validates with its own training samples."""
-    training: list[tuple[set[Any], set[Any]]] = []
-    for rank in ranks:
-        events = [event for event in rank.training_epochs if not event["iterable"]]
-        indices = {index for event in events for index in _keys(ranks, event)}
-        training.append((indices, {sample for event in events for sample in samples_of(rank, event)}))
     found: list[Leak] = []
     # The indices say it exactly if both are parts of one data set, otherwise the contents do.
-    for kind in (0, 1):
-        for place, event, own in _validations(ranks, kind):
-            if own & training[place][kind]:
-                # Perhaps the accuracy of the training samples.
-                return None
-            for other, sets in enumerate(training):
-                count = len(own & sets[kind])
-                if count >= (1 if kind == 0 else max(3, len(own) / 20)):
-                    found.append(Leak(ranks[other].rank, ranks[place].rank, count, len(own), event))
+    for samples, fewest, part in ((_keys, 1, 0.0), (_digests, 3, 0.05)):
+        trained = [[event for event in rank.training_epochs if not event["iterable"]] for rank in ranks]
+        training = [
+            set[Any]().union(*(samples(ranks, rank, event) for event in events))
+            for rank, events in zip(ranks, trained, strict=True)
+        ]
+        for place, rank in enumerate(ranks):
+            for event in (event for event in rank.evaluation_epochs if not event["iterable"]):
+                own = samples(ranks, rank, event)
+                if len(own) < 2:
+                    continue
+                if own & training[place]:
+                    # Perhaps the accuracy of the training samples.
+                    return None
+                for other, theirs in zip(ranks, training, strict=True):
+                    if (shared := len(own & theirs)) >= max(fewest, part * len(own)):
+                        found.append(Leak(other.rank, rank.rank, shared, len(own), event))
     return max(found, key=lambda one: one.shared, default=None)
 
 
-def _validations(ranks: Sequence[RankRecord], kind: int) -> Iterator[tuple[int, Event, set[Any]]]:
-    """Yields each evaluation with its rank and its samples, by index (kind 0) or by content (kind 1)."""
-    for place, rank in enumerate(ranks):
-        for event in rank.evaluation_epochs:
-            own: set[Any] = set(samples_of(rank, event) if kind else _keys(ranks, event))
-            if len(own) > 1 and not event["iterable"]:
-                yield place, event, own
-
-
-def _keys(ranks: Sequence[RankRecord], event: Event) -> list[tuple[int, int]]:
+def _keys(ranks: Sequence[RankRecord], _: RankRecord, event: Event) -> set[Any]:
     """Returns the samples of an epoch as (data set, index), if an index means the same sample on all ranks."""
-    if not event["drained"] or contents(ranks, event["base"]).same is not True:
-        return []
-    return [(event["base"], index) for index in event["indices"]]
+    known = event["drained"] and contents(ranks, event["base"]).same is True
+    return {(event["base"], index) for index in event["indices"]} if known else set()
+
+
+def _digests(_: Sequence[RankRecord], rank: RankRecord, event: Event) -> set[Any]:
+    return set(samples_of(rank, event))
