@@ -53,7 +53,7 @@ def example(*findings: Finding, error: str = "", hang: str = "") -> Report:
         hang,
         12.3,
         {"torch": "2.15.0"},
-        Files("private view", ["Files in /data can be read, but not written."], "/home/me/output", ["a:443"]),
+        Files("private view", ["Files in /data can be read, but not written."], ["a:443"]),
         emulated_gpus=2,
     )
 
@@ -74,5 +74,5 @@ def hostile() -> Report:
         HOSTILE,
         1.0,
         {"torch": HOSTILE},
-        Files("copy", [HOSTILE], HOSTILE, [HOSTILE]),
+        Files("copy", [HOSTILE], [HOSTILE]),
     )
