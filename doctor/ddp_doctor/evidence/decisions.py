@@ -36,7 +36,6 @@ class Decision:
         time: Which evaluation of the condition differs first, from 1.
         stops: Whether it decides when training ends: directly, or through a value that it sets.
         saves: Whether a checkpoint is written by it.
-        lines: The lines of what it decides about.
     """
 
     place: str
@@ -45,7 +44,6 @@ class Decision:
     time: int
     stops: bool
     saves: bool
-    lines: range
 
 
 @dataclass(frozen=True)
@@ -69,13 +67,6 @@ def different_decisions(evidence: Evidence) -> Sequence[Decision]:
 def stopping_decision(evidence: Evidence) -> Decision | None:
     """Returns the decision by which a rank ends training alone, if one does."""
     return next((decision for decision in different_decisions(evidence) if decision.stops), None)
-
-
-def decision_about(evidence: Evidence, place: str) -> Decision | None:
-    """Returns the decision by which one of two ranks runs a place of the user's code."""
-    path, _, line = place.partition(" ")[0].rpartition(":")
-    decisions = different_decisions(evidence) if path else ()
-    return next((one for one in decisions if one.place.startswith(f"{path}:") and int(line) in one.lines), None)
 
 
 def own_value(evidence: Evidence, *, skips: bool = False) -> OwnValue | None:
@@ -160,7 +151,7 @@ def _differences(one: RankRecord, other: RankRecord, ranks: Sequence[RankRecord]
         if time is None or (len(set(a)) == 1 and len(set(b)) == 1 and (len(a) > 1 or is_early)):
             continue
         where, stops, saved = f"{place} in {condition.function}", condition.stops(steps), condition.is_around(saves)
-        yield Decision(where, condition.text, (one.rank, other.rank), time, stops, saved, condition.lines)
+        yield Decision(where, condition.text, (one.rank, other.rank), time, stops, saved)
 
 
 def _places(ranks: Sequence[RankRecord], kind: str) -> set[str]:

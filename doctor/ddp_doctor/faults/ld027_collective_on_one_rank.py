@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp_doctor.evidence.decisions import decision_about, stopping_decision
+from ddp_doctor.evidence.decisions import stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import epoch_of, names
+from ddp_doctor.evidence.order import epoch_of
 from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
@@ -44,7 +44,7 @@ def check(evidence: Evidence) -> list[Finding]:
         # If one rank has more batches, it is LD028.
         if not _is_uneven(first, other) and (found := _mismatch(first, other)):
             # A rank that has stopped alone calls no collective: LD034.
-            return [] if stopping_decision(evidence) else [_finding(evidence, *found)]
+            return [] if stopping_decision(evidence) else [_finding(*found)]
     return []
 
 
@@ -63,14 +63,12 @@ def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[s
     return None
 
 
-def _finding(evidence: Evidence, rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
+def _finding(rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
     call = _BUFFERS if event["kind"] == "ddp_forward" else event["op"]
     instead = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}" if name else "has ended"
     message = f"Rank {rank.rank} calls {call}, but rank {other.rank} {instead}."
     if call == _BUFFERS:
         message += " This forward pass without gradients broadcasts the buffers, which all ranks must take part in."
-    if decision := decision_about(evidence, event["place"]):
-        message += f" It is called if `{decision.text}`, which differs between {names(decision.ranks)}."
     forwards = [forward["place"] for forward in rank.of_kind("forward") if forward["step"] == event["step"]]
     return fault(message, event["step"], place=next(filter(None, [event["place"], *forwards]), ""))
 

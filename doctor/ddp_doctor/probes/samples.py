@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
-from torch.utils.data.distributed import DistributedSampler
 
 from ddp_doctor.probes.generators import OWN, OwnGenerators, drawn, generators, seed_unseen
 from ddp_doctor.records.recorder import Recorder, digest, number_of
@@ -144,9 +143,6 @@ class SampleProbe:
                     owner.set_epoch(epoch)
         if self.spec.interventions.get("no_workers") and loader.num_workers:
             loader.num_workers, loader.timeout = 0, 0
-        # Samplers of this type alone give their own indices, and not those of another one.
-        if self.spec.interventions.get("unpadded") and type(loader.sampler) is DistributedSampler:
-            loader.sampler.__class__ = _Unpadded
         if loader.num_workers and self.spec.purpose == "train":
             known = getattr(loader.worker_init_fn, "func", None)
             original = loader.worker_init_fn.args[1] if known is _in_worker else loader.worker_init_fn
@@ -269,10 +265,3 @@ def _in_worker(path: str, original: Callable[[int], None] | None, worker: int) -
     states = own.digests()
     found = {**generators(), OWN: digest(states), "own_states": states}
     Path(f"{path}-{worker:03d}.json").write_text(json.dumps(found))
-
-
-class _Unpadded(DistributedSampler[Any]):
-    """A sampler that gives each sample once."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.rank, len(self.dataset), self.num_replicas))  # type: ignore[arg-type]

@@ -111,10 +111,9 @@ class ScheduleProbe:
         known: The schedules, in the order of their first steps.
     """
 
-    def __init__(self, recorder: Recorder, spec: Spec) -> None:
-        self.recorder, self.spec = recorder, spec
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
         self.known: list[LRScheduler] = []
-        self._stepped: dict[int, int] = {}
         self._calls: Counter[int] = Counter()
         self._is_ahead = False
 
@@ -151,10 +150,6 @@ class ScheduleProbe:
         if self._is_ahead:
             return original(scheduler, *args, **kwargs)
         number = number_of(scheduler, self.known)
-        again = self._stepped.get(number) == self.recorder.step > 0
-        self._stepped[number] = self.recorder.step
-        if again and self.spec.interventions.get("step_schedules_once"):
-            return None
         # torch makes the first call, before any optimizer step.
         self._calls[number] += self.recorder.step > 0
         self.recorder.add("scheduler", name=type(scheduler).__name__, scheduler=number)
@@ -182,7 +177,7 @@ class StepProbe:
         self._stepping: list[Optimizer] = []
         self.gradients = GradientProbe(recorder, spec)
         self.state = StateProbe(recorder, spec)
-        self.schedules = ScheduleProbe(recorder, spec)
+        self.schedules = ScheduleProbe(recorder)
         self.state.optimizers, self.state.schedulers = self.optimizers, self.schedules.known
         self.state.others += [self.gradients.local, self.gradients.micro]
 
