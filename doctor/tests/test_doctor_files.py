@@ -174,7 +174,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", range(24))
 def test_a_program_that_writes_changes_nothing_however_the_examination_ends(number: int, tmp_path: Path) -> None:
     """The protection, the start of the ranks, the kill and its time, and the ways of writing depend on the number."""
@@ -183,8 +183,9 @@ def test_a_program_that_writes_changes_nothing_however_the_examination_ends(numb
     wrapper, by_command = FORBIDDEN if number // 4 % 2 else (), number // 8 % 2
     prepare(tmp_path)
     (tmp_path / "temporary").mkdir()
-    script = "import os, writing_programs\nwriting_programs.train_and_write(*map(int, (os.environ['RANK'], 2)), "
-    (tmp_path / "work" / "train.py").write_text(f"{script}'{number}')\n")
+    ranks = "int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])"
+    script = f"import os, writing_programs\nwriting_programs.train_and_write({ranks}, '{number}')\n"
+    (tmp_path / "work" / "train.py").write_text(script)
     before = snapshot(tmp_path / "work"), snapshot(tmp_path / "outside")
     words = [*wrapper, sys.executable, "-m", "ddp_doctor", "--only", "structural", "--timeout", "60"]
     if by_command:

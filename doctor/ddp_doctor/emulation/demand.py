@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from ddp_doctor.emulation.process_groups import LIBRARY
+from ddp_doctor.emulation.tensors import LIBRARY
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec

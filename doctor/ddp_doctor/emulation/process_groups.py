@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +13,9 @@ from torch.distributed import device_mesh
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ddp_doctor.emulation.tensors import in_memory
+from ddp_doctor.emulation.tensors import LIBRARY, in_memory
 from ddp_doctor.probes.wrap import wrap, wrap_everywhere
 
-# Calls from this folder are torch's own.
-LIBRARY = str(Path(torch.__file__).parent)
 # The backends that the program has named, by the group.
 _named: dict[int, str] = {}
 
