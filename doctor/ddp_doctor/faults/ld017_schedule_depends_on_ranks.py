@@ -93,9 +93,8 @@ def _first_difference(ours: Event, theirs: Event, times: int) -> int | None:
 
 
 def _length(event: Event) -> int:
-    """Returns after how many steps the rate of a schedule no longer changes."""
-    rates = event["rates"]
-    return int(event["calls"]) + max((place for place, rate in enumerate(rates) if rate != rates[-1]), default=0)
+    """Returns after how many steps a schedule first has its lowest rate; a cosine begins again after that."""
+    return int(event["calls"]) + int(event["rates"].index(min(event["rates"])))
 
 
 def _scaled_twice(evidence: Evidence, record: RankRecord, count: int) -> Finding | None:
