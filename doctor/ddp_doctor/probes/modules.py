@@ -87,7 +87,7 @@ class ModuleProbe:
         wrap(nn.Module, "__call__", self._on_call)
         before(nn.Module, "eval", lambda module: self.recorder.add("eval", module=type(module).__name__))
         before(nn.Module, "train", self._on_train)
-        wrap(nn.Module, "load_state_dict", self._on_load)
+        before(nn.Module, "load_state_dict", self._on_load)
         if self.spec.purpose == "numbers":
             nn.modules.module.register_module_forward_hook(self._keep_output)
 
@@ -237,20 +237,18 @@ class ModuleProbe:
             self.recorder.add("output", number=number, name=name, module=type(module).__name__)
 
     def _on_load(
-        self, original: Callable[..., Any], module: nn.Module, state: Mapping[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        wanted, given = set(module.state_dict()), set(state)
-        strict = bool(args[0] if args else kwargs.get("strict", True))
+        self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True, *_: Any, **__: Any
+    ) -> None:
+        wanted, given = set(module.state_dict()), set(state_dict)
         self.recorder.add(
             "load_state_dict",
             module=type(module).__name__,
-            strict=strict,
+            strict=bool(strict),
             matched=len(wanted & given),
             missing=sorted(wanted - given)[:20],
             unexpected=sorted(given - wanted)[:20],
         )
         self._mark_loaded(module, given)
-        return original(module, state, *args, **kwargs)
 
     def _mark_loaded(self, module: nn.Module, names: Collection[str] | None = None) -> None:
         self.steps.loaded |= {

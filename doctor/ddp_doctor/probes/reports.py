@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ddp_doctor.after_import import AfterImport
-from ddp_doctor.probes.wrap import before, wrap
+from ddp_doctor.probes.wrap import before
 from ddp_doctor.records.recorder import Recorder, is_called_by_user, is_called_near_user, user_stack
 
 _NUMBER = re.compile(r"-?\d+\.\d+(?:[eE][+-]?\d+)?")
@@ -34,36 +34,30 @@ class ReportProbe:
 
     def install(self) -> None:
         """Installs the probes."""
-        wrap(builtins, "print", self._on_print)
-        wrap(logging.Logger, "_log", self._on_log)
-        for name in ("dump", "dumps"):
-            before(json, name, lambda values, *_, **__: self._on_write(values))
-        for owner, name in ((csv.DictWriter, "writerow"), (Path, "write_text")):
-            before(owner, name, lambda _, values, *__, **___: self._on_write(values))
-        change: dict[str, Callable[[Any], None]] = {"torch.utils.tensorboard.writer": self._watch_writer}
-        sys.meta_path.insert(0, AfterImport(change))
+        before(builtins, "print", self._on_print)
+        before(logging.Logger, "_log", self._on_log)
+        for owner, name in ((json, "dump"), (json, "dumps"), (csv.DictWriter, "writerow"), (Path, "write_text")):
+            before(owner, name, self._on_write)
+        writer = "torch.utils.tensorboard.writer"
+        sys.meta_path.insert(
+            0, AfterImport({writer: lambda module: before(module.SummaryWriter, "add_scalar", self._on_scalar)})
+        )
 
-    def _watch_writer(self, module: Any) -> None:
-        wrap(module.SummaryWriter, "add_scalar", self._on_scalar)
-
-    def _on_print(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _on_print(self, *args: Any, **_: Any) -> None:
         if is_called_near_user():
             self._report(args)
-        return original(*args, **kwargs)
 
-    def _on_write(self, values: Any) -> None:
+    def _on_write(self, *args: Any, **kwargs: Any) -> None:
         if is_called_by_user():
-            self._report([values])
+            self._report([*args, *kwargs.values()])
 
-    def _on_log(self, original: Callable[..., Any], logger: Any, level: int, msg: Any, args: Any, **kwargs: Any) -> Any:
+    def _on_log(self, logger: Any, level: int, msg: Any, args: Any, **_: Any) -> None:
         if is_called_near_user():
             with suppress(TypeError, ValueError):
                 self._report([str(msg) % args if args else str(msg)])
-        return original(logger, level, msg, args, **kwargs)
 
-    def _on_scalar(self, original: Callable[..., Any], writer: Any, tag: str, value: Any, *args: Any, **kw: Any) -> Any:
-        self._report([value], tag, by_trainer=_is_called_by_trainer())
-        return original(writer, tag, value, *args, **kw)
+    def _on_scalar(self, writer: Any, tag: str, scalar_value: Any, *_: Any, **__: Any) -> None:
+        self._report([scalar_value], tag, by_trainer=_is_called_by_trainer())
 
     def _report(self, values: Any, name: str = "", *, by_trainer: bool = False) -> None:
         numbers = list(_numbers(values))

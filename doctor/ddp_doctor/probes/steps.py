@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddp_doctor.probes.state import StateProbe
-from ddp_doctor.probes.wrap import wrap
+from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder, digest, is_sharded, number_of, user_stack
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import in_backward
@@ -119,13 +119,12 @@ class ScheduleProbe:
 
     def install(self) -> None:
         """Installs the probe."""
-        wrap(LRScheduler, "step", self._on_step)
-        wrap(ReduceLROnPlateau, "step", self._on_metric)
+        before(LRScheduler, "step", self._on_step)
+        before(ReduceLROnPlateau, "step", self._on_metric)
 
-    def _on_metric(self, original: Callable[..., Any], scheduler: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
+    def _on_metric(self, scheduler: Any, metrics: Any, *_: Any, **__: Any) -> None:
         with suppress(TypeError, ValueError):
             self.recorder.add("metric of schedule", name=type(scheduler).__name__, value=float(metrics))
-        return original(scheduler, metrics, *args, **kwargs)
 
     def look_ahead(self) -> None:
         """Records the learning rates of the steps that a whole training run makes; nothing trains afterwards."""
@@ -146,14 +145,12 @@ class ScheduleProbe:
                     "ahead", scheduler=number, calls=self._calls[number], rates=[rate / float(base) for rate in rates]
                 )
 
-    def _on_step(self, original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
-        if self._is_ahead:
-            return original(scheduler, *args, **kwargs)
-        number = number_of(scheduler, self.known)
-        # torch makes the first call, before any optimizer step.
-        self._calls[number] += self.recorder.step > 0
-        self.recorder.add("scheduler", name=type(scheduler).__name__, scheduler=number)
-        return original(scheduler, *args, **kwargs)
+    def _on_step(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
+        if not self._is_ahead:
+            number = number_of(scheduler, self.known)
+            # torch makes the first call, before any optimizer step.
+            self._calls[number] += self.recorder.step > 0
+            self.recorder.add("scheduler", name=type(scheduler).__name__, scheduler=number)
 
 
 class StepProbe:
