@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from doctor_support import on_ranks
 from recorded import SPEC
@@ -31,14 +30,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_doctor.probes.alone import AloneProbe
 from ddp_doctor.probes.branches import operands_of_file, values_of
-from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.draws import Draw, DrawFlow, RandomReplay
 from ddp_doctor.probes.generators import OwnGenerators, drawn, states_of_global, values_drawn
 from ddp_doctor.probes.loaders import LoaderProbe
 from ddp_doctor.probes.modules import synchronize
 from ddp_doctor.probes.options import OPTIONS, OptionProbe
 from ddp_doctor.probes.reports import ReportProbe
-from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.written_files import is_cached
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, in_backward, on_indices, watch_indices
@@ -173,7 +170,7 @@ def test_a_temporary_name_is_drawn_by_no_program(frozen: bool) -> None:
         gc.unfreeze()
 
 
-# Loaders.
+# Loaders and steps.
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -199,6 +196,18 @@ def test_the_indices_of_a_loader_are_seen(workers: int, monkeypatch: pytest.Monk
         assert sorted(index for part in indices.lists for index in part) == list(range(10))
 
 
+def test_kept_graphs_and_backward_passes_are_seen() -> None:
+    weight, seen = nn.Parameter(torch.ones(2)), []
+    weight.register_hook(lambda gradient: seen.append(in_backward()))
+    before = graph_nodes()
+    kept = (weight * 2).sum()
+    assert graph_nodes() > before
+    kept.backward()
+    del kept
+    assert graph_nodes() == before
+    assert (seen, in_backward()) == ([True], False)
+
+
 def test_the_ranks_of_a_program_with_many_epochs_end_with_the_same_one(tmp_path: Path, monkeypatch: Any) -> None:
     ranks = [LoaderProbe(Recorder(tmp_path), SPEC, None, lambda: None, lambda: None) for _ in range(2)]
     now = 100.0
@@ -213,7 +222,7 @@ def test_the_ranks_of_a_program_with_many_epochs_end_with_the_same_one(tmp_path:
     assert not ranks[0].is_last(trains=False)
 
 
-# Steps.
+# Batch norm.
 
 NORMS = {nn.BatchNorm1d: (5, 3), nn.BatchNorm2d: (5, 3, 4, 2), nn.BatchNorm3d: (5, 3, 2, 2, 2)}
 
@@ -243,39 +252,6 @@ def normalize_on_ranks(rank: int) -> None:
 
 def test_synchronized_batch_norm_computes_what_one_process_does(tmp_path: Path) -> None:
     on_ranks(normalize_on_ranks, tmp_path, 2)
-
-
-def test_kept_graphs_and_backward_passes_are_seen() -> None:
-    weight, seen = nn.Parameter(torch.ones(2)), []
-    weight.register_hook(lambda gradient: seen.append(in_backward()))
-    before = graph_nodes()
-    kept = (weight * 2).sum()
-    assert graph_nodes() > before
-    kept.backward()
-    del kept
-    assert graph_nodes() == before
-    assert (seen, in_backward()) == ([True], False)
-
-
-@pytest.mark.parametrize(
-    ("of_gradient", "waits", "steps", "missed"),
-    [(True, False, 0, True), (True, True, 0, False), (False, False, 1, False), (False, False, 3, True)],
-    ids=["a gradient", "waited for", "a result of the next step", "a result of no later step"],
-)
-def test_a_collective_that_nothing_waits_for_is_recorded(
-    of_gradient: bool, waits: bool, steps: int, missed: bool, tmp_path: Path
-) -> None:
-    recorder = Recorder(tmp_path)
-    probe = CallProbe(recorder, SPEC, StepProbe(recorder, SPEC))
-    weight, work = nn.Parameter(torch.ones(2)), dist.Work()
-    weight.grad = torch.ones(2)
-    reduced = weight.grad if of_gradient else torch.ones(1)
-    probe._begun.append((work, recorder.add("collective", op="all_reduce"), {reduced.data_ptr()}))
-    if waits:
-        probe._on_wait(work)
-    recorder.step = steps
-    probe.after_step([weight])
-    assert ("not_waited" in {event["kind"] for event in recorder.events}) is missed
 
 
 @pytest.mark.parametrize(
@@ -331,10 +307,8 @@ def test_the_numbers_that_a_condition_reads(condition: str, read: dict[str, floa
         (["--resume_from_checkpoint"], {"type": str, "default": ""}, ["--resume_from_checkpoint", "file"]),
         (["--restore-dir"], {"type": Path}, ["--restore-dir", "folder"]),
         (["--continue"], {"action": "store_true"}, ["--continue", "nothing"]),
-        (["--resume"], {"default": "last.pt"}, None),
         (["--resume"], {"type": int}, None),
         (["--resume"], {"choices": ["never", "allow"]}, None),
-        (["--no-resume"], {"action": "store_true"}, None),
         (["--resume-lr"], {}, None),
         (["--given", "--resume"], {}, None),
     ],

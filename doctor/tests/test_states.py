@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from recorded import END, both, epoch, event, evidence, failed, found, records, step
+from recorded import END, both, epoch, event, evidence, failed, step
 
 from ddp_doctor.errors import StoppedError
-from ddp_doctor.evidence.comparisons import compare_evaluation, comparison_of
+from ddp_doctor.evidence.comparisons import comparison_of
 from ddp_doctor.evidence.rank_comparison import RankComparison
 from ddp_doctor.examination import _Examination
 from ddp_doctor.faults import load_checks
@@ -84,16 +84,6 @@ def test_the_report_says_why_one_process_was_not_compared() -> None:
     assert (told.made, told.reason) == (False, "it hung")
     told = comparison_of(evidence(RankComparison(difference=0.5, differences=(0.5,), module="net.norm")))
     assert (told.made, told.differences, told.module) == (True, (0.5,), "net.norm")
-
-
-def test_a_prediction_that_fails_on_several_ranks_is_shown() -> None:
-    predicts = records([{**END, "predicts": True}])
-    wrong = failed("TypeError", "no batch_size")
-    given = evidence(ranks=both(step()), single=predicts, runs={"predict1": predicts, "predict": wrong})
-    outcome, stacks = compare_evaluation(given)
-    assert "TypeError: no batch_size" in outcome
-    assert "no batch_size" in stacks
-    assert "TypeError: no batch_size" in found("LD030", given)[1]
 
 
 @pytest.mark.parametrize("works", [True, False])
