@@ -33,7 +33,7 @@ _FIRST, _LAST = ("one process", "several ranks"), ("checks",)
 # Those that compare numbers, of a program and of a module.
 _NUMERIC = {
     False: ("one process in 64 bits",),
-    True: ("one process in 64 bits", "evaluation", "resume"),
+    True: ("one process in 64 bits", "evaluation"),
 }
 OnStage = Callable[[str, int, int], None]
 
@@ -101,6 +101,7 @@ def examine(
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
     spec = replace(spec, **device_changes(devices, gpu_as_cpu, torch.cuda.device_count()))  # type: ignore[arg-type]
     with examination_folder() as folder:
+        spec = replace(spec, checkpoints=str(folder / "checkpoints"))
         protection = Protection(folder)
         runner = CommandRunner(folder, protection) if what.command else Runner(devices, folder, protection)
         try:
@@ -142,7 +143,6 @@ class _Examination:
             self._stage("one process in 64 bits", lambda: compare_training(self.evidence))
             if self.evidence.is_module:
                 self._stage("evaluation", self._evaluation)
-                self._stage("resume", self._resume)
         self._stage("checks", self._check)
         if self.hang and not any(finding.verdict is Verdict.FAULT for finding in self.findings):
             self.hang = defect_of_the_doctor(self.evidence) + self.hang
@@ -170,14 +170,6 @@ class _Examination:
     def _evaluation(self) -> str:
         outcome, self.hang = compare_evaluation(self.evidence)
         return outcome
-
-    def _resume(self) -> str:
-        evidence = self.evidence
-        where = {"DDP_DOCTOR_CHECKPOINT": str(self.folder / "checkpoint.ckpt")}
-        for purpose in ("whole", "save", "resume"):
-            if not evidence.run(purpose, where, purpose=purpose, world_size=1).worked:
-                return f"the run {purpose!r} failed: {evidence.runs[purpose].short_reason}"
-        return "trained two epochs at once, and one epoch before and one after a checkpoint"
 
     def _check(self) -> str:
         for code, check in self.checks.items():

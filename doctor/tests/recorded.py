@@ -158,8 +158,9 @@ class Runs:
     def __init__(self, give: Callable[[Spec], list[RankRecord]] | None = None) -> None:
         self.give = give or (lambda _: [])
 
-    def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
-        return Run(spec, Path(), self.give(spec))
+    def run(self, spec: Spec) -> Run:
+        parts = {part: Run(spec, Path(), self.give(spec)) for part in spec.parts}
+        return Run(spec, Path(), self.give(spec), parts=parts)
 
     def preload(self, names: Sequence[str] = ()) -> None:
         pass

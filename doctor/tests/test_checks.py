@@ -286,7 +286,7 @@ def held(first: str, second: str) -> list[list[Event]]:
 
 def unexplained(ranks: list[RankRecord], many: list[RankRecord] | None = None, **values: Any) -> Evidence:
     reference = values.pop("reference", EQUAL)
-    return replace(evidence(reference, ranks=ranks, runs={"many steps": many or ranks}), **values)
+    return replace(evidence(reference, ranks=ranks, runs={"numbers later": many or ranks}), **values)
 
 
 HALF = {"0:0": OWN[0], "0:1": MEAN}, {"0:0": OWN[1], "0:1": MEAN}
@@ -656,7 +656,9 @@ def program(
 def predicted(first: list[int], second: list[int], *events: Event, works: bool = True) -> Evidence:
     own = [[epoch(trains=False, indices=one, samples=8, ascending=one == sorted(one))] for one in (first, second)]
     ranks = records([*own[0], *events], own[1]) if works else failed("TypeError", "no batch_size")
-    return evidence(ranks=ranks, single=records([{**END, "predicts": True}]), runs={"predict": ranks})
+    return evidence(
+        ranks=ranks, single=records([{**END, "predicts": True}]), runs={"evaluate": ranks, "evaluate predict": ranks}
+    )
 
 
 ROWS["LD023"] = [
@@ -737,7 +739,7 @@ def following(
             saved = [event("save", stack=[f"{path}:{saves}"])] if saves else []
             ranks.append([collective(), branches, step(stack=[f"{path}:{line}" for line in steps]), *saved, END])
         run = records(*ranks)
-        return evidence(ranks=run, runs={"many steps": run})
+        return evidence(ranks=run, runs={"numbers later": run})
 
     return given
 
@@ -858,14 +860,14 @@ def at_once(end: str, begun: dict[str, str], drawn: str = "draws") -> Evidence:
     def record(weights: str, own: dict[str, str], gradient: float, digest: str, first: int) -> list[RankRecord]:
         steps = [step(number) for number in range(first + 1)]
         one = batch(samples=["s"], draw_digest=digest, at_step={})
-        events = [*steps, one, event("begin", values=own), event("state", values={"weights w": weights}), END]
+        events = [*steps, one, event("begin", first, values=own), event("state", values={"weights w": weights}), END]
         tensors = {f"before/{first}/0:0": torch.ones(2), f"applied/{first}/0:0": torch.full((2,), gradient)}
         return records(events, tensors=[tensors])
 
     known = {"attribute teacher 0.weight": "a", "attribute center": "a"}
     whole = record("end", known, 1.0, "draws", 1)
     resumed = record(end, known | begun, 2.0, drawn, 0)
-    return evidence(ranks=whole, whole=whole, save=records([step()]), resume=resumed)
+    return evidence(ranks=whole, single=whole, runs={"evaluate1 resume": resumed})
 
 
 def first_call(values: str, generator: str, length: str) -> Event:

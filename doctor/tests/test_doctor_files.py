@@ -72,8 +72,9 @@ def test_each_run_begins_anew_except_for_one_that_resumes(
     def resume() -> None:
         assert Path("last.ckpt").read_text() == "saved"
 
-    for purpose, work in (("train", save), ("train", save), ("save", save), ("resume", resume), ("train", save)):
-        assert exit_code(start(protection, Spec(Target("a:b"), purpose=purpose), work)) == 0, purpose
+    for again, work in ((False, save), (False, save), (True, resume), (False, save)):
+        spec = Spec(Target("a:b"), interventions={"started_again": True} if again else {})
+        assert exit_code(start(protection, spec, work)) == 0, again
     protection.end()
     assert not Path("last.ckpt").exists()
     assert not list((tmp_path / "examination").iterdir())

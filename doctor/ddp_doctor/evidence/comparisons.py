@@ -88,22 +88,19 @@ def _without_hooks(evidence: Evidence, hooks: Sequence[HookEffect]) -> str:
 
 
 def compare_evaluation(evidence: Evidence) -> tuple[str, str]:
-    """Evaluates and predicts with the same weights on one process and on several ranks.
+    """Evaluates and predicts with the same weights on one process and on several ranks, and resumes on one process.
 
     Returns:
         The outcome in one sentence, and where the ranks failed, if one process did not.
     """
     wanted = []
     if any(rank.evaluation_epochs for rank in evidence.ranks):
-        wanted.append(("evaluate", "validated the same weights", "the validation"))
+        wanted.append(("", "validated the same weights", "the validation"))
     if evidence.single and evidence.single.end.get("predicts"):
         wanted.append(("predict", "predicted", "the prediction"))
     outcome, failed = [], ""
-    for purpose, done, name in wanted:
-        one, several = (
-            evidence.run(run, purpose=purpose, world_size=world_size, same_seed=True)
-            for run, world_size in ((f"{purpose}1", 1), (purpose, evidence.spec.world_size))
-        )
+    for part, done, name in wanted:
+        one, several = (evidence.evaluate(world_size, part) for world_size in (1, evidence.spec.world_size))
         if one.worked and several.worked:
             outcome.append(f"{done} on one process and on several ranks")
         elif one.worked:
@@ -111,6 +108,8 @@ def compare_evaluation(evidence: Evidence) -> tuple[str, str]:
             outcome.append(f"{name} works on one process, but fails on several ranks ({several.short_reason})")
         else:
             outcome.append(f"{name} fails on one process ({one.short_reason}), and was not compared")
+    if evidence.evaluate(1, "resume").worked:
+        outcome.append("went on from a checkpoint on one process")
     return " and ".join(outcome), failed
 
 

@@ -105,7 +105,7 @@ def different_metrics(evidence: Evidence) -> tuple[dict[str, Any], list[float]] 
 
 def deciding_numbers(evidence: Evidence) -> set[float]:
     """Returns the fractional numbers by which rank 0 decides what is kept, when training ends, or the learning rate."""
-    ranks = _followed(evidence)[:1]
+    ranks = evidence.again().ranks[:1]
     steps, saves = _places(ranks, "step"), _places(ranks, "save")
     found = {event["value"] for rank in ranks for event in rank.of_kind("metric of schedule")}
     for place, times in (item for rank in ranks for item in _merged(rank, "values").items()):
@@ -126,7 +126,7 @@ def _followed(evidence: Evidence) -> Sequence[RankRecord]:
     """Returns the ranks of a run that has recorded the branches of the user's code."""
     if not evidence.ranks:
         return []
-    run = evidence.longer() if evidence.trained else None
+    run = evidence.later() if evidence.trained else None
     if run is None or not run.worked:
         # Ranks that wait for each other need not do so for long.
         alone = evidence.runs["single"].seconds if "single" in evidence.runs else 10.0

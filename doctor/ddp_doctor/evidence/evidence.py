@@ -22,8 +22,6 @@ from ddp_doctor.records.spec import Spec
 
 # If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
 _TIMES_NOISE = 50
-# Times the steps per epoch, for what a program does every few steps only.
-_LONGER = 8
 # Rounding of 32 bits alone.
 _LEAST = 1e-4
 
@@ -38,10 +36,10 @@ class Evidence:
         runs: The runs by name: `single` (one process, as the user has it), `ranks` (several ranks, two short epochs
             with their evaluation), `again` (`ranks` repeated, if something differs), `numbers` (the first steps in 64
             bits), `reference` (one process that was fed from it), `evaluate1` and `evaluate` (the same weights
-            evaluated by one process and by several ranks), `whole`, `save` and `resume` (six steps at once, and three
-            and three), `interrupted` and `started again` (a program that is ended after its first checkpoint, and its
-            restart), `many steps` (longer epochs, of which weights and branches are recorded), `predict1` and
-            `predict`. Those that were not possible are missing.
+            evaluated by one process and by several ranks), `interrupted` and `started again` (a program that is ended
+            after its first checkpoint, and its restart). The parts of a run follow its name: `numbers later` (longer
+            epochs, of which weights and branches are recorded), `evaluate predict`, and `evaluate1 resume` (training
+            that goes on after the first epoch of `single`). Those that were not possible are missing.
         reference: The comparison of `numbers` and `reference`.
         deterministic: Whether two runs gave the same weights; None if that is not known, or follows from the equality
             with one process.
@@ -65,23 +63,31 @@ class Evidence:
     _interventions: dict[str, RankComparison] = field(default_factory=dict)
     _method: str = ""
 
-    def run(self, name: str, environment: dict[str, str] | None = None, **changes: Any) -> Run:
+    def run(self, name: str, **changes: Any) -> Run:
         """Runs the specification with changes, once, under a name."""
         if name not in self.runs:
-            self.runs[name] = self.runner.run(replace(self.spec, **changes), environment)
+            self.runs[name] = run = self.runner.run(replace(self.spec, **changes))
+            self.runs |= {f"{name} {part}": of_part for part, of_part in run.parts.items()}
         return self.runs[name]
 
     def again(self) -> Run:
         """Returns a repetition of the run `ranks`, in which branches are recorded."""
         return self.run("again", interventions={"branches": True})
 
-    def longer(self) -> Run:
+    def later(self) -> Run:
         """Returns a run of several ranks with longer epochs, of which weights and branches are recorded.
 
         It ends after 15 seconds of training.
         """
-        changes = {"many_steps": True, "branches": True}
-        return self.run("many steps", steps=_LONGER * self.spec.steps, interventions=changes)
+        if "numbers later" not in self.runs:
+            self.run("more steps", purpose="numbers", later=True)
+        return self.runs.get("numbers later") or self.runs["more steps later"]
+
+    def evaluate(self, world_size: int, part: str = "") -> Run:
+        """Returns a part of a run that evaluates a LightningModule, predicts, and resumes `single` on one process."""
+        name = "evaluate1" if world_size == 1 else "evaluate"
+        self.run(name, purpose="evaluate", world_size=world_size, same_seed=True)
+        return self.runs[f"{name} {part}".rstrip()]
 
     def forget_comparisons(self) -> None:
         """Forgets all runs but that of the user's command on several ranks, so that they are made again."""
@@ -147,12 +153,13 @@ class Evidence:
         prefix = f"{name} " if name else ""
         interventions = {**self.always, **interventions}
         double = self.double
-        ranks = self.run(f"{prefix}numbers", purpose="numbers", double=double, interventions=interventions)
+        wanted = {"purpose": "numbers", "interventions": interventions, "later": not name}
+        ranks = self.run(f"{prefix}numbers", double=double, **wanted)
         if not ranks.worked and double and not name:
             # The code does not support 64 bits.
             self.double = double = False
             del self.runs["numbers"]
-            ranks = self.run("numbers", purpose="numbers", interventions=interventions)
+            ranks = self.run("numbers", **wanted)
         if not ranks.worked:
             return RankComparison(cannot=f"the run with several ranks failed ({ranks.short_reason})")
         found = self._against_one_process(ranks, prefix, double)

@@ -98,7 +98,7 @@ def later_divergence(evidence: Evidence) -> Divergence | None:
     """Returns the same for a run of more steps, whose tensors are not recorded: what begins later is seen as well."""
     if not evidence.trained or _are_meant_to_differ(evidence):
         return None
-    many = evidence.longer()
+    many = evidence.later()
     # Averages may begin late as well.
     found = _first_of(many.ranks) if many.worked and not averaged_weights_of(many) else None
     # The time may be over on one rank a step earlier.

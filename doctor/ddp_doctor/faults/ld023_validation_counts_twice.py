@@ -52,8 +52,8 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _of_module(evidence: Evidence, found: Finding) -> list[Finding]:
-    one = _metrics(evidence.run("evaluate1", purpose="evaluate", world_size=1, same_seed=True))
-    several = _metrics(evidence.run("evaluate", purpose="evaluate", same_seed=True))
+    one = _metrics(evidence.evaluate(1))
+    several = _metrics(evidence.evaluate(evidence.spec.world_size))
     changes = {name: abs(one[name] - several[name]) / (abs(one[name]) or 1.0) for name in one if name in several}
     name = max(changes, key=lambda name: changes[name], default="")
     if not name or changes[name] <= _TOLERANCE:

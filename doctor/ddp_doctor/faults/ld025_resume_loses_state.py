@@ -34,7 +34,6 @@ Save and load everything that changes in a step, and what each rank has for itse
 """
 THREADS = ("PolymathicAI/the_well#77", "atomistic-machine-learning/schnetpack#785")
 STRUCTURAL = False
-_RUNS = ("whole", "save", "resume")
 _POSITIONS = {"epoch", "epochs", "step", "steps", "iteration", "iter", "it", "iter_num", "global_step", "start_epoch"}
 # Their next rate depends on the last one, which the optimizer's state contains.
 _FROM_LAST_RATE = {"ExponentialLR", "MultiplicativeLR", "ConstantLR"}
@@ -50,14 +49,16 @@ _AVERAGE = "with tensors of the weights' shapes changes in each step, such as an
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Compares two epochs at once with one epoch before and one after a checkpoint."""
-    if run := evidence.failed(*_RUNS):
-        return [cannot_tell(f"The run {run.spec.purpose!r} fails ({run.short_reason}), so nothing was resumed.")]
-    return _of_module(evidence) if all(map(evidence.worked, _RUNS)) else _of_program(evidence)
+    """Compares two epochs at once with a run that goes on from the checkpoint of the first one."""
+    run, whole = evidence.runs.get("evaluate1 resume"), evidence.single
+    if run is None or whole is None:
+        return _of_program(evidence)
+    if not run.worked:
+        return [cannot_tell(f"Training from a checkpoint fails ({run.short_reason}), so it was not examined.")]
+    return _of_module(evidence, whole, run.ranks[0])
 
 
-def _of_module(evidence: Evidence) -> list[Finding]:
-    whole, saved, resumed = (evidence.runs[name].ranks[0] for name in _RUNS)
+def _of_module(evidence: Evidence, whole: RankRecord, resumed: RankRecord) -> list[Finding]:
     lost = _different_state(whole, resumed)
     if not lost:
         return []
@@ -65,7 +66,7 @@ def _of_module(evidence: Evidence) -> list[Finding]:
         return [cannot_tell("The resumed run takes other samples.")]
     if evidence.deterministic is False:
         return [cannot_tell("Two runs of the same code give different weights.")]
-    step = len(saved.of_kind("step"))
+    step = whole.of_kind("begin")[-1]["step"]
     cause = _cause(whole, resumed, step)
     if not cause:
         draws = _last_epoch(whole, _draws) == _last_epoch(resumed, _draws)

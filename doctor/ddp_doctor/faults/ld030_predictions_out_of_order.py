@@ -31,7 +31,7 @@ def check(evidence: Evidence) -> list[Finding]:
     """Compares the samples of the predictions with the data set, and finds ranks whose predictions are lost."""
     if not (evidence.single and evidence.single.end.get("predicts")):
         return [not_reached("There is no predict_dataloader.")]
-    run = evidence.run("predict", purpose="predict", same_seed=True)
+    run = evidence.evaluate(evidence.spec.world_size, "predict")
     if not run.worked:
         return [cannot_tell(f"The prediction on several ranks fails ({run.short_reason}), so it was not examined.")]
     epochs = evaluation_epochs(run.ranks)

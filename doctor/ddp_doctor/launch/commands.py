@@ -14,7 +14,7 @@ from pathlib import Path
 from ddp_doctor.errors import InputError
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.launch.runner import Runner
-from ddp_doctor.records.run import Run, load_record
+from ddp_doctor.records.run import Run, load_run
 from ddp_doctor.records.spec import Spec
 
 # Seconds that a command may still need after all ranks have recorded their end.
@@ -56,41 +56,39 @@ class CommandRunner(Runner):
         self.forks = True
         return True
 
-    def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
+    def run(self, spec: Spec) -> Run:
         """Runs a specification to its end or timeout.
 
         Raises:
             InputError: The command does not exist, or its interpreter lacks a package.
         """
         forks = self.forks and not spec.real_gpus and spec.purpose != "bare"
-        found = self._run(spec, environment or {}, forks=forks)
+        found = self._run(spec, forks=forks)
         if not forks or found.worked:
             return found
         # Only the command as it is tells why.
         self.forks = False
-        return self._run(spec, environment or {}, forks=False)
+        return self._run(spec, forks=False)
 
-    def _run(self, spec: Spec, environment: dict[str, str], *, forks: bool) -> Run:
+    def _run(self, spec: Spec, *, forks: bool) -> Run:
         begun, folder = time.monotonic(), self.new_folder()
         words, interpreter = _words(spec.target.command), self.interpreters[forks]
-        if spec.purpose not in {"train", "numbers", "bare"}:
-            return Run(spec, folder)
         # Commands do not end of themselves as soon as all ranks have recorded the numbers. Of a repetition, only the
         # records count, but a script may start its ranks several times.
         repeats = bool(spec.interventions) and self._turns.get(spec.world_size) == [1] * spec.world_size
         grace = 0.0 if spec.purpose == "numbers" or repeats else _GRACE
-        own = {"RANK": "", **_hash_seed(), **environment}
+        own = {"RANK": "", **_hash_seed()}
         (code,), hung = self.execute(spec, folder, {interpreter: own}, words, grace, forks=forks)
-        records = [load_record(folder, rank, code) for rank in range(spec.world_size)]
+        run = load_run(spec, folder, [code] * spec.world_size, time.monotonic() - begun, hung=hung)
         if not spec.interventions:
             self._turns[spec.world_size] = [_turns(folder / f"done{rank}") for rank in range(spec.world_size)]
-        if any(not record.events for record in records):
+        if run.lost:
             _explain_missing(folder, words)
         output = (folder / "output.txt").read_text(errors="replace")
         stacks = "\n".join(path.read_text() for path in sorted(folder.glob("stack-*.txt")))
-        for record in records:
+        for record in [record for part in (run, *run.parts.values()) for record in part.ranks]:
             record.output, record.stack = output, stacks
-        return Run(spec, folder, records, hung, time.monotonic() - begun)
+        return run
 
 
 def _hash_seed() -> dict[str, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from ddp_doctor.errors import InputError
+from ddp_doctor.launch.rank import described
 from ddp_doctor.probes.wrap import wrap
 from ddp_doctor.probes.written_files import rows_of_file
 from ddp_doctor.records.recorder import digest
@@ -94,47 +96,74 @@ def _run(pl: Any, module: Any, data: Any, spec: Spec, probes: Any, options: dict
     probe = type("LightningProbe", (_Probe, pl.Callback), {})(pl, probes)
     is_overridden = importlib.import_module(f"{pl.__name__}.utilities.model_helpers").is_overridden
     accumulation = int(options.get("accumulate_grad_batches", 1))
-    epochs = 2 if spec.purpose in {"save", "resume", "whole"} else spec.epochs
+    # What a user's own run saves at the end of each epoch.
+    saves = spec.saves and spec.purpose == "train"
+    save = [pl.callbacks.ModelCheckpoint(spec.checkpoints, "{epoch}", save_top_k=-1, every_n_epochs=1)] if saves else []
     unused = not module.automatic_optimization or bool(spec.interventions.get("find_unused"))
     strategy = pl.strategies.DDPStrategy(process_group_backend="gloo", find_unused_parameters=unused)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=spec.world_size,
         strategy=strategy if spec.world_size > 1 else "auto",
-        max_epochs=epochs,
-        limit_train_batches=spec.steps * accumulation,
-        limit_val_batches=1.0 if spec.purpose in {"train", "evaluate"} else 0,
+        max_epochs=2 if spec.later else spec.epochs,
+        limit_train_batches=spec.most_steps * accumulation,
+        limit_val_batches=1.0 if spec.later or spec.purpose != "numbers" else 0,
         num_sanity_val_steps=0,
         log_every_n_steps=1,
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=saves,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=probes.recorder.folder,
-        callbacks=[probe],
+        callbacks=[probe, *save],
         precision="64-true" if spec.double else None,
         **options,
     )
     probes.recorder.active = True
-    owner = data if data is not None and is_overridden("predict_dataloader", data) else module
-    probes.facts |= {"module": True, "predicts": is_overridden("predict_dataloader", owner)}
-    recorder = probes.recorder
-    if spec.purpose == "evaluate":
+    owners = [owner for owner in (module, data) if owner is not None]
+    validates, predicts = (
+        any(is_overridden(f"{name}_dataloader", owner) for owner in owners) for name in ("val", "predict")
+    )
+    probes.facts |= {"module": True, "predicts": predicts}
+
+    def fit(first_epoch: int) -> None:
+        if spec.saves:
+            probes.loaders.seed_epochs(first_epoch)
+        trainer.fit(module, datamodule=data, ckpt_path=f"{spec.checkpoints}/epoch=0.ckpt" if first_epoch else None)
+        if spec.saves:
+            probes.recorder.add("state", values=state_of(module, trainer))
+
+    def validate() -> None:
         if draws := spec.interventions.get("draws"):
             torch.manual_seed(spec.seed + int(draws))
-        trainer.validate(module, datamodule=data, verbose=False)
-        recorder.add("metrics", values=logged_values(trainer))
-    elif spec.purpose == "predict":
-        outputs = trainer.predict(module, datamodule=data)
-        probe.record_predictions(outputs)
-    else:
-        path = os.environ.get("DDP_DOCTOR_CHECKPOINT", "")
-        trainer.fit(module, datamodule=data, ckpt_path=path if spec.purpose == "resume" else None)
-        if spec.purpose == "save":
-            trainer.save_checkpoint(Path(path))
-        if spec.purpose in {"save", "resume", "whole"}:
-            recorder.add("state", values=state_of(module, trainer))
-    torch.set_grad_enabled(True)
+        if validates and is_overridden("validation_step", module):
+            trainer.validate(module, datamodule=data, verbose=False)
+            probes.recorder.add("metrics", values=logged_values(trainer))
+
+    def predict() -> None:
+        if predicts:
+            probe.record_predictions(trainer.predict(module, datamodule=data))
+
+    if spec.purpose != "evaluate":
+        fit(0)
+        torch.set_grad_enabled(True)
+        return
+    # What fails in one part is recorded, and the next one is made.
+    failed: Exception | None = None
+    works: dict[str, Callable[[], None]] = {"": validate, "predict": predict, "resume": partial(fit, 1)}
+    for part, work in works.items():
+        if part in spec.parts:
+            probes.begin(part, described(failed) if failed else None)
+        elif part:
+            continue
+        failed = None
+        try:
+            work()
+        except Exception as error:
+            failed = error
+        torch.set_grad_enabled(True)
+    if failed:
+        raise failed
 
 
 class _Probe:
@@ -151,13 +180,8 @@ class _Probe:
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Seeds the generators by the epoch, so that a resumed run has the same order and draws."""
         self.probes.loaders.seed(pl_module, getattr(trainer, "datamodule", None))
-        if self.probes.spec.purpose in {"whole", "resume"}:
+        if self.probes.spec.saves:
             self.recorder.add("begin", values=state_of(pl_module, trainer))
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Stops after the first epoch, with the schedule of two."""
-        if self.probes.spec.purpose == "save":
-            trainer.should_stop = True
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Records the metrics of a validation."""
@@ -200,7 +224,9 @@ def state_of(module: Any, trainer: Any) -> dict[str, str]:
     for number, optimizer in enumerate(trainer.optimizers):
         _walk(f"optimizer {number}", optimizer.state_dict()["state"], found)
     for number, config in enumerate(trainer.lr_scheduler_configs):
-        _walk(f"scheduler {number}", config.scheduler.state_dict(), found)
+        # Lightning does not repeat the step of one that follows a metric when it resumes.
+        if not config.reduce_on_plateau:
+            _walk(f"scheduler {number}", config.scheduler.state_dict(), found)
     own = {
         key: value
         for key, value in vars(module).items()

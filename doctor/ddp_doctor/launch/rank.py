@@ -43,7 +43,7 @@ def run_rank(folder: Path, spec: Spec) -> int:
         _run_target(spec, rank, probes)
     except BaseException as error:
         if not (isinstance(error, SystemExit) and error.code in {None, 0}):
-            probes.end(reached_end=False, error=_described(error))
+            probes.end(reached_end=False, error=described(error))
             return 2 if isinstance(error, InputError) else 1
     probes.loaders.close()
     probes.end(reached_end=True)
@@ -69,7 +69,7 @@ def observe(folder: Path) -> None:
     owners, failed, show = {os.getpid()}, dict[str, Any](), sys.excepthook
 
     def on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        failed.update(_described(error))
+        failed.update(described(error))
         show(kind, error, trace)
 
     def on_exit() -> None:
@@ -81,7 +81,7 @@ def observe(folder: Path) -> None:
             if isinstance(error, SystemExit):
                 error = error.__context__ if error.code else None
             if error is not None:
-                failed.update(_described(error))
+                failed.update(described(error))
             probes.loaders.close()
             probes.end(reached_end=not failed, error=failed or None)
 
@@ -131,7 +131,7 @@ def _prepare(folder: Path, spec: Spec) -> None:
         demand.watch(folder, spec)
 
 
-def _described(error: BaseException) -> dict[str, Any]:
+def described(error: BaseException) -> dict[str, Any]:
     """Returns what a record says of an error."""
     trace = "".join(traceback.format_exception(error))
     wrong = isinstance(error, InputError)
@@ -152,7 +152,7 @@ def _run_target(spec: Spec, rank: int, probes: Any) -> None:
         run_module(found, load_object(target.data) if target.data else None, spec, probes)
     elif not callable(found):
         raise InputError(f"{target.name} is a {type(found).__name__}, not a LightningModule or a function.")
-    elif spec.purpose in {"train", "numbers", "bare"}:
+    else:
         found(*([rank, spec.world_size] if takes_rank(found, target.args) else []), *target.args)
 
 

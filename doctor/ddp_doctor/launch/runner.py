@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddp_doctor.files.protection import Protection
-from ddp_doctor.probes.install import STOP
+from ddp_doctor.probes.install import STOP, WRITTEN
 from ddp_doctor.processes import check_signals, processes_of_group
-from ddp_doctor.records.run import Run, load_record
+from ddp_doctor.records.run import Run, load_run
 from ddp_doctor.records.spec import Spec
 
 # Seconds that the other ranks may still run after one has failed, and in which they write their records at a timeout.
@@ -122,19 +122,18 @@ class Runner:
         """Lets further runs of a command be forks, and returns whether they are; others are forks from the start."""
         return False
 
-    def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
+    def run(self, spec: Spec) -> Run:
         """Runs a specification to its end or timeout."""
         begun, folder = time.monotonic(), self.new_folder()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
         ranks = {
-            interpreter: {**_environment(rank, spec.world_size, port), **(environment or {})}
+            interpreter: _environment(rank, spec.world_size, port)
             for rank, interpreter in enumerate(self.interpreters[: spec.world_size])
         }
         codes, hung = self.execute(spec, folder, ranks)
-        records = [load_record(folder, *rank) for rank in enumerate(codes)]
-        return Run(spec, folder, records, hung, time.monotonic() - begun)
+        return load_run(spec, folder, codes, time.monotonic() - begun, hung=hung)
 
     def new_folder(self) -> Path:
         """Returns the folder of the next run."""
@@ -214,7 +213,7 @@ def _let_record(pids: Sequence[int], spec: Spec, folder: Path) -> None:
             os.kill(member, signal.SIGUSR2)
     # A busy machine needs more than a moment; a rank that was lost writes nothing.
     latest = time.monotonic() + _SECONDS_TO_RECORD
-    while time.monotonic() < latest and len(list(folder.glob("rank*.pt"))) < spec.world_size:
+    while time.monotonic() < latest and len(list(folder.glob(f"{WRITTEN}*"))) < spec.world_size:
         time.sleep(0.1)
     time.sleep(0.5)
 

@@ -237,7 +237,7 @@ class DrawProbe:
     def __init__(self, recorder: Recorder, spec: Spec, feed: RankBatches | None, own: OwnGenerators) -> None:
         self.recorder, self.spec, self.feed, self.own = recorder, spec, feed, own
         self.tape = RandomReplay()
-        self.tape.recording = spec.purpose in {"numbers", "whole", "resume"} and feed is None
+        self.tape.recording = spec.purpose == "numbers" and feed is None
         self.tape.reverse = bool(spec.interventions.get("reverse"))
         if spec.purpose == "train":
             self.tape.flow = DrawFlow(recorder)
@@ -276,6 +276,8 @@ class DrawProbe:
         hidden = [*batch["hidden"], *([OWN] if batch["own_step"] else [])]
         self.recorder.add("drew", hidden=" and ".join(hidden))
         draws, self.tape.draws = self.tape.draws, []
+        if not self.recorder.keeps:
+            return
         if self.spec.purpose != "numbers":
             batch["draw_digest"] = digest([draw.outputs for draw in draws])
             return

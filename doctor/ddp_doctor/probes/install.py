@@ -35,6 +35,8 @@ from ddp_doctor.records.spec import Spec
 STOP = "stop"
 # The ranks of a program that would train for long end after the step that is in this file.
 LAST_STEP = "last_step"
+# A rank has written this file with its number when it has recorded what it did until then.
+WRITTEN = "written"
 _MOST_STEPS, _MOST_SECONDS = 50, 15.0
 # Libraries that are imported before the processes of later runs are forked.
 _LIBRARIES = {"lightning.pytorch", "torchvision", "torchmetrics", "transformers", "accelerate", "pandas", "sklearn"}
@@ -99,14 +101,34 @@ class Probes:
     def watch(self) -> None:
         """Starts the thread that writes the record of a rank that hangs; a fork has none."""
         threading.Thread(target=self._watch, daemon=True).start()
-        if self.spec.interventions.get("branches"):
+        if self.spec.later or self.spec.interventions.get("branches"):
             BranchProbe(self.recorder).install()
 
     def finish(self) -> None:
-        """Writes the record, and waits for the end: other ranks may still need this one."""
+        """Writes the record, and waits for the end: other ranks may still need this one.
+
+        If the program is to train on after the numbers, it does so.
+        """
+        if self.spec.later and not self.recorder.part:
+            self.begin("later")
+            return
         self.loaders.close()
         self.end(reached_end=False)
         self._wait()
+
+    def begin(self, part: str, error: dict[str, Any] | None = None) -> None:
+        """Completes the record of this part of the run, and begins another one.
+
+        Args:
+            part: Its name. What the program did before belongs to the part `later`, too.
+            error: The exception that ended the part before.
+        """
+        recorder, begun = self.recorder, len(self.recorder.events) if part == "later" else 0
+        self._complete(reached_end=False, error=error)
+        del recorder.events[begun:]
+        recorder.tensors.clear()
+        recorder.part, recorder.keeps = part, part != "later"
+        self.loaders.ending = False
 
     def _wait(self) -> None:
         time.sleep(self.spec.timeout + 60)
@@ -118,6 +140,18 @@ class Probes:
             reached_end: Whether the program came to its end.
             error: The exception that ended it.
         """
+        if self.spec.later and not self.recorder.part and not error:
+            self.begin("later")
+        recorder, cut = self.recorder, self._complete(reached_end=reached_end, error=error)
+        for name in (WRITTEN, "done"):
+            with (recorder.folder / f"{name}{recorder.rank}").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        if cut:
+            # Its exit code would make a launcher end the other ranks before they have written their records.
+            self._wait()
+
+    def _complete(self, *, reached_end: bool, error: dict[str, Any] | None) -> bool:
+        """Writes the record of a part; returns whether it ended because the doctor has shortened a stream."""
         recorder = self.recorder
         # A stream that the doctor has shortened; the program does not expect its end.
         cut = error and self.loaders.shortened and "StopIteration" in (error["type"], error["message"][-13:])
@@ -139,11 +173,7 @@ class Probes:
             **self.facts,
         )
         recorder.write()
-        with (recorder.folder / f"done{recorder.rank}").open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        if cut:
-            # Its exit code would make a launcher end the other ranks before they have written their records.
-            self._wait()
+        return bool(cut)
 
     def _before_collective(self) -> None:
         """Begins again if this rank has trained alone so far: now it joins the others."""
@@ -157,7 +187,7 @@ class Probes:
         if self.alone.is_alone():
             self.alone.steps += 1
             return
-        step, spec = self.recorder.step, self.spec
+        step, spec, later = self.recorder.step, self.spec, self.recorder.part == "later"
         self.calls.after_step(self.steps.parameters().values())
         if self.micro and self.micro.plan:
             if self.micro.turn is None:
@@ -165,10 +195,12 @@ class Probes:
             return
         if self.loaders.ending or (spec.interventions.get("until_saved") and (self.recorder.folder / SAVED).exists()):
             self.finish()
-        wanted = spec.epochs * spec.steps * max(1, len(self.steps.optimizers))
-        if not spec.interventions.get("many_steps") and (self.loaders.trains or step < wanted):
             return
-        if (spec.purpose == "numbers" or self._last_step(step) <= step) and not self.alone.is_awaited():
+        wanted = spec.epochs * spec.steps * max(1, len(self.steps.optimizers))
+        if not later and (self.loaders.trains or step < wanted):
+            return
+        at_once = spec.purpose == "numbers" and not later
+        if (at_once or self._last_step(step) <= step) and not self.alone.is_awaited():
             self.finish()
 
     def _last_step(self, step: int) -> int:
@@ -202,6 +234,7 @@ class Probes:
             time.sleep(0.1)
         if not (self.recorder.folder / f"done{self.recorder.rank}").exists():
             self.recorder.write()
+            (self.recorder.folder / f"{WRITTEN}{self.recorder.rank}").touch()
 
 
 def _rank() -> int:

@@ -84,6 +84,7 @@ class ShortEpoch(Iterator[Any]):
         feeds = bool(probe.feed and probe.feed.trains(self.loader, self.iteration))
         takes_turns = bool(probe.micro and probe.micro.plan) and bool(self.event["gradients"])
         missing = probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)
+        self._go_on()
         if missing or (self._is_over() and not takes_turns):
             probe.shortened = True
             self._stop()
@@ -140,15 +141,30 @@ class ShortEpoch(Iterator[Any]):
             elif self.yielded == 2:
                 self.probe.steps_per_batch = done // 2 if done == 2 * self.first_steps else 0
 
+    def _go_on(self) -> None:
+        """Ends the numbers instead of the epoch, if the program is to train on, after the step that is left."""
+        if self.probe.goes_on and self.event["trains"] and self._is_over():
+            if self._has_unused():
+                self.probe.ending = True
+            else:
+                self.probe.finish()
+
+    def _has_unused(self) -> bool:
+        """Returns whether a loader fetches a batch ahead, such as Accelerate's, and the last one was not used yet."""
+        return self.probe.recorder.backwards - self.backwards_before < self.yielded
+
     def _is_over(self) -> bool:
         spec = self.probe.spec
+        if spec.later and self.probe.ending:
+            # The step before the program trains on.
+            return False
         # A stream may have no end.
         many = self.yielded >= _MOST_OF_STREAM and self.indices.is_iterable
         if spec.whole_epochs and spec.purpose == "train" and not many:
             return False
-        late = self.probe.training_epochs > spec.epochs
+        late = self.probe.training_epochs > self.probe.epochs
         if self.event["trains"]:
-            steps = 1 if late else spec.steps
+            steps = 1 if late else spec.most_steps if self.probe.recorder.part else spec.steps
             # Where a rank skips a step by its own decision, the epochs of the ranks must not end apart.
             due = self.yielded * (self.probe.steps_per_batch or 0)
             done = max(due, self.probe.recorder.step - self.steps_before)
@@ -182,11 +198,11 @@ class ShortEpoch(Iterator[Any]):
             "trains": trains,
             "generators": states,
         }
-        if probe.spec.purpose in {"train", "whole", "resume"}:
+        if probe.spec.purpose == "train" or probe.first_epoch is not None:
             event["samples"] = sample_digests(leaves)
             if trains and probe.spec.purpose == "train":
                 event["graph_nodes"] = graph_nodes()
-        if trains and probe.spec.purpose == "numbers" and probe.feed is None:
+        if trains and probe.spec.purpose == "numbers" and probe.feed is None and not probe.ending:
             for place, leaf in enumerate(leaves):
                 if isinstance(leaf, torch.Tensor):
                     recorder.keep(f"batch/{self.loader}/{self.iteration}/{self.yielded}/{place}", leaf)
@@ -213,9 +229,9 @@ class ShortEpoch(Iterator[Any]):
         self.event["sizes"] = [len(part) for part in self.indices.lists]
         if self.event["trains"] and probe.is_alone(soon=True):
             return
-        done = self.event["trains"] and probe.training_epochs >= probe.spec.epochs and probe.spec.purpose == "numbers"
-        if done and probe.recorder.backwards - self.backwards_before < self.yielded:
-            # A loader that fetches a batch ahead, such as Accelerate's, ends before the program has used the last one.
+        numbers = probe.spec.purpose == "numbers" and not probe.recorder.part
+        done = numbers and self.event["trains"] and probe.training_epochs >= probe.epochs
+        if done and self._has_unused():
             last = {"loader": self.loader, "iteration": self.iteration, "number": self.yielded, "trains": True}
             probe.end_later(last)
         elif done or probe.is_last(trains=self.event["trains"]):
@@ -224,7 +240,7 @@ class ShortEpoch(Iterator[Any]):
     def _is_dear(self) -> bool:
         """Returns whether the rest of this order takes long to record, and says no more than that of other epochs."""
         spec = self.probe.spec
-        later = self.probe.training_epochs > spec.epochs or self.iteration >= spec.epochs
+        later = self.probe.training_epochs > self.probe.epochs or self.iteration >= self.probe.epochs
         return (later or spec.purpose == "numbers") and (self.event["samples"] or 0) > _LARGE
 
 
@@ -267,10 +283,22 @@ class LoaderProbe:
         # Optimizer steps after each batch of the first epoch; 0 if they vary or the program fetches batches ahead.
         self.steps_per_batch: int | None = None
         self.training_epochs = 0
+        # The number of the first epoch of a module whose generators are seeded by the epoch.
+        self.first_epoch: int | None = None
         self.shortened = self.ending = False
         self.open: list[ShortEpoch] = []
         self._loaders: list[Any] = []
         self._since = 0.0
+
+    @property
+    def epochs(self) -> int:
+        """Training epochs of the usual length in this part of the run."""
+        return 2 if self.recorder.part else self.spec.epochs
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the program is to train on after the numbers, which are not complete yet."""
+        return self.spec.later and not self.recorder.part and not self.ending
 
     @property
     def trains(self) -> bool:
@@ -308,10 +336,14 @@ class LoaderProbe:
         self.samples.datasets.found.clear()
         self.training_epochs = 0
 
+    def seed_epochs(self, first: int) -> None:
+        """Seeds the generators by the epoch, from this number on, so that a resumed run has the same draws."""
+        self.first_epoch, self.draws.tape.recording = first, True
+
     def seed(self, *owners: Any) -> None:
-        """Seeds the generators, and those of the owners, by the epoch, so that a resumed run has the same draws."""
-        if self.spec.purpose in {"save", "resume", "whole"} and torch.is_grad_enabled():
-            seed = self.spec.seed + self.training_epochs + (self.spec.purpose == "resume")
+        """Seeds the generators, and those of the owners, by the epoch, if that is wanted."""
+        if self.first_epoch is not None and torch.is_grad_enabled():
+            seed = self.spec.seed + self.training_epochs + self.first_epoch
             seed_unseen(seed)
             for owner in owners:
                 seed_own(owner, seed)
@@ -339,10 +371,10 @@ class LoaderProbe:
         Args:
             trains: Whether it is an epoch of training.
         """
-        late = self.training_epochs - self.spec.epochs
+        late = self.training_epochs - self.epochs
         if late > _MOST_EPOCHS:
             return True
-        if late < 0 or not trains or self.spec.purpose != "train":
+        if late < 0 or not trains or (self.spec.purpose != "train" and self.recorder.part != "later"):
             return False
         self._since = self._since or time.monotonic()
         path, too_late = self.recorder.folder / _LAST_EPOCH, time.monotonic() > self._since + _MOST_SECONDS

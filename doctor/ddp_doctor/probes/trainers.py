@@ -80,7 +80,7 @@ class TrainerProbe:
     def _on_trainer(self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> None:
         given = _given(original, args, kwargs)
         if not given.get("fast_dev_run"):
-            limit, steps = given.get("limit_train_batches"), self.spec.steps
+            limit, steps = given.get("limit_train_batches"), self.spec.most_steps
             most = steps * int(given.get("accumulate_grad_batches") or 1)
             # A share of the batches is not known yet; a smaller number of them is the user's.
             given["limit_train_batches"] = min(limit, most) if type(limit) is int else most

@@ -49,6 +49,8 @@ class Recorder:
         rank: The rank of this process, as soon as it is known.
         has_hooks: Whether a module has a communication hook.
         active: Whether this process has taken part in training, unlike a launcher.
+        part: The part of the run that is recorded; empty for the first one.
+        keeps: Whether tensors are recorded.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,6 +61,7 @@ class Recorder:
         self.backwards = self.collectives = 0
         self.rank = int(os.environ.get("RANK", "0"))
         self.has_hooks = self.active = False
+        self.part, self.keeps = "", True
         self._lock = threading.Lock()
         self._journal: int | None = None
 
@@ -75,12 +78,13 @@ class Recorder:
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
         """Copies a tensor into the record."""
-        self.tensors[name] = own_part(tensor.detach()).clone()
+        if self.keeps:
+            self.tensors[name] = own_part(tensor.detach()).clone()
 
     def write(self) -> None:
         """Writes what was recorded so far; another thread may call this while the process hangs."""
         with self._lock:
-            target = self.folder / f"rank{self.rank}.pt"
+            target = self.folder / f"{self.part}rank{self.rank}.pt"
             temporary = target.with_suffix(f".{os.getpid()}.tmp")
             with without_modes():
                 save({"events": list(self.events), "tensors": dict(self.tensors)}, temporary)

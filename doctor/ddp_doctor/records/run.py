@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ class Run:
         ranks: The ranks, in order.
         hung: Whether it was stopped after the timeout.
         seconds: How long it took.
+        parts: What was recorded after its first part, by the name of the part.
     """
 
     spec: Spec
@@ -93,6 +95,7 @@ class Run:
     ranks: list[RankRecord] = field(default_factory=list)
     hung: bool = False
     seconds: float = 0.0
+    parts: dict[str, Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Names the files of a copy as the user has them."""
@@ -216,9 +219,20 @@ def without_doctor(trace: str) -> str:
     return "\n".join(lines)
 
 
-def load_record(folder: Path, rank: int, code: int | None) -> RankRecord:
-    """Returns what a rank recorded, which is nothing if it was lost."""
-    path = folder / f"rank{rank}.pt"
+def load_run(spec: Spec, folder: Path, codes: Sequence[int | None], seconds: float, *, hung: bool) -> Run:
+    """Returns a run, whose ranks ended with these exit codes, with its parts."""
+
+    def load(part: str) -> Run:
+        ranks = [load_record(folder, rank, code, part) for rank, code in enumerate(codes)]
+        ended = all(rank.of_kind("end") for rank in ranks)
+        return Run(spec, folder, ranks, hung and not ended, seconds)
+
+    return replace(load(""), parts={part: load(part) for part in spec.parts})
+
+
+def load_record(folder: Path, rank: int, code: int | None, part: str = "") -> RankRecord:
+    """Returns what a rank recorded in a part of a run, which is nothing if it was lost."""
+    path = folder / f"{part}rank{rank}.pt"
     # The tensors of all runs need not be in memory at once.
     loaded: dict[str, Any] = {"events": [], "tensors": {}}
     with warnings.catch_warnings():

@@ -14,6 +14,8 @@ PACKAGE = str(Path(__file__).parents[1])
 _FILE = "spec.json"
 # The environment variable that names the folder of a run to the processes of a command.
 FOLDER = "DDP_DOCTOR_RUN"
+# Times the steps per epoch, for what a program does every few steps only.
+_LONGER = 8
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ class Spec:
     Attributes:
         target: What is examined.
         purpose: `train`: two short epochs with their evaluation, to the end of the program. `numbers`: the first steps
-            of one epoch. `evaluate`, `predict`: a LightningModule alone. `save`, `resume`: training with a checkpoint.
-            `bare`: without any probe, to see whether the code runs alone.
+            of one epoch. `evaluate`: the evaluation of a LightningModule's first weights, and in the parts `predict`
+            and `resume` its prediction, and training that goes on from a checkpoint. `bare`: without any probe, to see
+            whether the code runs alone.
         world_size: Number of ranks.
         steps: Optimizer steps per epoch.
         samples: Most samples of an evaluation per process, and of a stream.
@@ -55,6 +58,9 @@ class Spec:
         same_seed: Whether all ranks have the same seed.
         timeout: Seconds after which the run counts as hung.
         feed: Folder of the run whose batches and draws this process is given, concatenated; or empty.
+        later: Whether the program trains on after the numbers, in the part `later`, of which no tensors are recorded.
+        checkpoints: Folder in which a LightningModule on one process saves a checkpoint after each epoch, and from
+            which its training goes on; or empty.
         whole_epochs: Whether the epochs of a `train` run are not shortened, for code that counts its own samples.
         gpus: Number of GPUs that are emulated on the CPU; 0 if torch is as it is.
         real_gpus: Whether the code sees the GPUs of the machine.
@@ -72,6 +78,8 @@ class Spec:
     same_seed: bool = False
     timeout: float = 60.0
     feed: str = ""
+    later: bool = False
+    checkpoints: str = ""
     whole_epochs: bool = False
     gpus: int = 0
     real_gpus: bool = False
@@ -81,12 +89,29 @@ class Spec:
     @property
     def epochs(self) -> int:
         """Training epochs that are recorded."""
-        return 2 if self.purpose in {"train", "whole"} else 1
+        return 1 if self.purpose == "numbers" else 2
+
+    @property
+    def most_steps(self) -> int:
+        """Optimizer steps that an epoch has at most."""
+        return _LONGER * self.steps if self.later else self.steps
+
+    @property
+    def saves(self) -> bool:
+        """Whether a LightningModule saves checkpoints, or goes on from one, with the same order and draws."""
+        return bool(self.checkpoints) and self.world_size == 1 and self.purpose != "numbers" and not self.interventions
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the run after the first one, each with a record of its own."""
+        if self.purpose == "evaluate" and not self.interventions:
+            return ("predict", "resume") if self.saves else ("predict",)
+        return ("later",) if self.later else ()
 
     @property
     def continues(self) -> bool:
         """Whether the code sees what the run before has written."""
-        return self.purpose == "resume" or bool(self.interventions.get("started_again"))
+        return bool(self.interventions.get("started_again"))
 
     def write(self, folder: Path) -> None:
         """Writes the file that `read` reads."""
