@@ -104,6 +104,8 @@ def test_each_program_is_valid_and_differs() -> None:
 
 
 def test_each_base_and_each_table_is_used() -> None:
-    tables = "".join(path.read_text() for path in PROJECTS.glob("*.txt"))
-    assert all(path.name in tables for path in (PROJECTS / "bases").glob("*.py"))
-    assert tables.count("\n## ") == len(PROGRAMS)
+    tables = {path.name: path.read_text() for path in PROJECTS.glob("*.txt")}
+    assert all(path.name in "".join(tables.values()) for path in (PROJECTS / "bases").glob("*.py"))
+    # test_ways examines these.
+    del tables["batching.txt"]
+    assert sum(table.count("\n## ") for table in tables.values()) == len(PROGRAMS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ import pytest
 import torch
 from compared_command import compared
 from doctor_support import CHILD_ENV
+from mutations import MUTATIONS
+from projects.cases import cases
 
 import ddp_doctor
 from ddp_doctor.errors import InputError
@@ -31,70 +34,62 @@ from ddp_doctor.records.spec import Spec, Target
 
 WAYS = Path(__file__).with_name("ways")
 _TORCHRUN = ["torchrun", "--nproc_per_node=2"]
-# Commands, and how one process gets what the ranks had.
-STARTS: dict[str, tuple[list[str], str]] = {
-    "torchrun": ([*_TORCHRUN, "torchrun_loop.py"], BATCHES),
-    "torchrun as a module": (["python", "-m", "torch.distributed.run", *_TORCHRUN[1:], "torchrun_loop.py"], BATCHES),
-    "a rank per GPU": (["python", "spawned.py", "--start", "gpus"], BATCHES),
-    "an argument of its own": (["python", "spawned.py", "--world-size", "2"], BATCHES),
-    "a constant": (["python", "spawned.py", "--start", "fixed", "--by-hand"], BATCHES),
-    "forked by hand": (["python", "processes.py"], BATCHES),
-    "spawned by hand": (["python", "processes.py", "spawn"], BATCHES),
-    "a script that starts itself": (["python", "launched_by_script.py"], BATCHES),
-    "a shell script": (["bash", "by_hand.sh"], BATCHES),
-    "Trainer(devices=2)": (["python", "trainer.py"], BATCHES),
-    "torchrun and Trainer(devices=2)": ([*_TORCHRUN, "trainer.py"], BATCHES),
-    "LightningCLI": (["python", "cli.py", "fit", "--trainer.devices=2", "--config=cli.yaml"], BATCHES),
-    "Fabric": (["python", "fabric_loop.py"], BATCHES),
-    "fabric run": (["fabric", "run", "--accelerator=cpu", "--devices=2", "fabric_loop.py"], BATCHES),
-    "accelerate launch": (
-        ["accelerate", "launch", "--multi_gpu", "--num_processes=2", "accelerate_script.py"],
-        BATCHES,
-    ),
-    "accelerate from a notebook": (["python", "accelerate_script.py", "notebook"], BATCHES),
-    "an override of hydra": (["python", "hydra_app.py", "trainer.devices=2"], BATCHES),
-    "HF Trainer": ([*_TORCHRUN, "hf_trainer.py"], BATCHES),
+STARTS = {
+    "torchrun": [*_TORCHRUN, "torchrun_loop.py"],
+    "torchrun as a module": ["python", "-m", "torch.distributed.run", *_TORCHRUN[1:], "torchrun_loop.py"],
+    "a rank per GPU": ["python", "spawned.py", "--start", "gpus"],
+    "an argument of its own": ["python", "spawned.py", "--world-size", "2"],
+    "a constant": ["python", "spawned.py", "--start", "fixed", "--by-hand"],
+    "forked by hand": ["python", "processes.py"],
+    "spawned by hand": ["python", "processes.py", "spawn"],
+    "a script that starts itself": ["python", "launched_by_script.py"],
+    "a shell script": ["bash", "by_hand.sh"],
+    "Trainer(devices=2)": ["python", "trainer.py"],
+    "torchrun and Trainer(devices=2)": [*_TORCHRUN, "trainer.py"],
+    "LightningCLI": ["python", "cli.py", "fit", "--trainer.devices=2", "--config=cli.yaml"],
+    "Fabric": ["python", "fabric_loop.py"],
+    "fabric run": ["fabric", "run", "--accelerator=cpu", "--devices=2", "fabric_loop.py"],
+    "accelerate launch": ["accelerate", "launch", "--multi_gpu", "--num_processes=2", "accelerate_script.py"],
+    "accelerate from a notebook": ["python", "accelerate_script.py", "notebook"],
+    "an override of hydra": ["python", "hydra_app.py", "trainer.devices=2"],
+    "HF Trainer": [*_TORCHRUN, "hf_trainer.py"],
 }
-BATCHING: dict[str, tuple[list[str], str]] = {
-    "tokens by randint": ([*_TORCHRUN, "token_batches.py"], MICRO_BATCHES),
-    "tensors sliced by rank": ([*_TORCHRUN, "sliced_by_rank.py"], MICRO_BATCHES),
-    "an endless stream": ([*_TORCHRUN, "stream.py"], MICRO_BATCHES),
-    "two loaders at once": ([*_TORCHRUN, "gan.py"], BATCHES),
-    "batches fetched ahead": ([*_TORCHRUN, "fetched_ahead.py"], BATCHES),
-    "a batch sampler and mixup": ([*_TORCHRUN, "own_sampler.py"], MICRO_BATCHES),
-    "tokens counted by all ranks": ([*_TORCHRUN, "counted_tokens.py"], MICRO_BATCHES),
-    "unequal batches": ([*_TORCHRUN, "uneven_batches.py"], BATCHES),
-}
-HEALTHY = STARTS | BATCHING
+PROGRAMS = {case.name: case.text for case in cases("batching.txt")}
+HEALTHY = STARTS | {name: [*_TORCHRUN, f"{name}.py"] for name in PROGRAMS}
+# One process gets the batches of the ranks in turn; in the others, it gets their joined batch.
+IN_TURN = {"token_batches", "sliced_by_rank", "stream", "own_sampler", "counted_tokens"}
+LOSS_TIMES_RANKS = next(mutation for mutation in MUTATIONS if mutation.name == "loss times the ranks")
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(WAYS)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(WAYS, tmp_path, dirs_exist_ok=True)
+    for name, text in PROGRAMS.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
-    monkeypatch.delenv("MISTAKE", raising=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", [name for name in HEALTHY if name != "loaded_in_32_bits"])
 def test_a_healthy_program_equals_one_process(name: str) -> None:
-    command, method = HEALTHY[name]
     if "hydra" in name:
         pytest.importorskip("hydra")
-    found, _ = compared(command)
+    found, _ = compared(HEALTHY[name])
     assert not found.cannot
     assert found.difference < 1e-9
-    assert found.method == method
+    assert found.method == (MICRO_BATCHES if name in IN_TURN else BATCHES)
     assert len(found.differences) > 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["a constant", "spawned by hand", "Trainer(devices=2)", *BATCHING])
-def test_a_wrong_scale_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MISTAKE", "sum")
-    found, _ = compared(HEALTHY[name][0])
+@pytest.mark.parametrize("name", ["a constant", "spawned by hand", "Trainer(devices=2)", *IN_TURN, "gan"])
+def test_a_wrong_scale_is_found(name: str) -> None:
+    for path in Path().glob("*.py"):
+        path.write_text(LOSS_TIMES_RANKS.apply(path.read_text()))
+    found, _ = compared(HEALTHY[name])
     assert found.difference == pytest.approx(1.0)
     assert found.weights == pytest.approx((0.25, 0.25), rel=1e-6)
     assert found.applied[0][0] == pytest.approx((0.5, 0.5), rel=1e-6)
@@ -129,7 +124,7 @@ def test_a_count_of_all_ranks_changes_the_loss_of_one_process(
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_weights_that_were_loaded_in_32_bits_are_compared_in_64() -> None:
-    found, _ = compared([*_TORCHRUN, "loaded_in_32_bits.py"])
+    found, _ = compared(HEALTHY["loaded_in_32_bits"])
     assert found.difference < 1e-9
     # What a scaler divides is divided on one process as well, and is no wrong scale.
     assert found.applied[0][0] == pytest.approx((0.5 / 4096, 0.5 / 4096))

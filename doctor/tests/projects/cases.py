@@ -4,10 +4,10 @@ A table (`*.txt`) begins with its title. `=== START` names a program of `bases/`
 function that each rank calls, `module.py:Module Data` are a LightningModule and its data, and `torchrun loop.py` and
 `python loop.py` are commands. `## NAME CODE: NOTE` begins a program with its fault; it has no code if it is healthy,
 and `note` or `depends` after the code if the verdict is not `fault`. Its changes are written as those of a diff: lines
-with `-` are text of the program, those with `+` replace it wherever it occurs, and those with a space stay, with what is
-added before or after them. Lines with `+` alone stand before the last function or class. Changes before the first `##`
-are those of all programs below the start. `## NAME < OTHER` changes another program of the table. A line of the old text
-that ends with `...` stands for itself and the block below it.
+with `-` are text of the program, those with `+` replace it wherever it occurs, and those with a space stay, with what
+is added before or after them. Lines with `+` alone stand before the last function or class. Changes before the first
+`##` are those of all programs below the start. `## NAME < OTHER` changes another program of the table. A line of the
+old text that ends with `...` stands for itself and the block below it.
 """
 
 from __future__ import annotations

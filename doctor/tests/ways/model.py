@@ -1,13 +1,8 @@
-"""A small network and data for the programs of this folder, and the mistake that each can be given."""
-
-import os
+"""A small network and data for the programs of this folder."""
 
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-
-# `sum` multiplies the loss by the number of ranks; `half` divides it once more.
-MISTAKE = os.environ.get("MISTAKE", "")
 
 
 def build():
@@ -19,7 +14,3 @@ def samples(count=96):
     generator = torch.Generator().manual_seed(11)
     features = torch.randn(count, 12, generator=generator)
     return TensorDataset(features, (features[:, :5].argmax(1) + features[:, 5].gt(1).long()) % 5)
-
-
-def scaled(loss, world_size):
-    return {"sum": loss * world_size, "half": loss / world_size, "": loss}[MISTAKE]

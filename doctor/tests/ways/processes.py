@@ -7,7 +7,7 @@ from multiprocessing import get_context
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from model import build, samples, scaled
+from model import build, samples
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
@@ -32,7 +32,7 @@ def run(rank, size):
         sampler.set_epoch(epoch)
         for x, y in loader:
             optimizer.zero_grad()
-            scaled(F.cross_entropy(net(x), y), size).backward()
+            F.cross_entropy(net(x), y).backward()
             optimizer.step()
 
 

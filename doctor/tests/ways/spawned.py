@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import build, samples, scaled
+from model import build, samples
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
@@ -32,7 +32,7 @@ def worker(rank, args):
         sampler.set_epoch(epoch)
         for x, y in loader:
             optimizer.zero_grad()
-            loss = scaled(F.cross_entropy(net(x), y), args.world_size)
+            loss = F.cross_entropy(net(x), y)
             loss.backward()
             if args.by_hand:
                 for p in net.parameters():

@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 import torch.nn.functional as F
-from model import build, samples, scaled
+from model import build, samples
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import AdamW
 from torch.utils.data import DataLoader
@@ -20,7 +20,7 @@ def main():
         sampler.set_epoch(epoch)
         for x, y in loader:
             optimizer.zero_grad()
-            loss = scaled(F.cross_entropy(net(x), y), dist.get_world_size())
+            loss = F.cross_entropy(net(x), y)
             loss.backward()
             optimizer.step()
         if dist.get_rank() == 0:

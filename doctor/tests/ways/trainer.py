@@ -3,7 +3,7 @@
 import lightning as L
 import torch
 import torch.nn.functional as F
-from model import build, samples, scaled
+from model import build, samples
 from torch.utils.data import DataLoader
 
 
@@ -16,7 +16,7 @@ class Classifier(L.LightningModule):
         x, y = batch
         loss = F.cross_entropy(self.net(x), y)
         self.log("train_loss", loss)
-        return scaled(loss, self.trainer.world_size)
+        return loss
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)

@@ -1,11 +1,10 @@
-"""torchrun --nproc_per_node=2 stream.py: an endless stream that each rank and worker draws from its own seed."""
+"""An endless stream that each rank and worker draws from its own seed."""
 
 import random
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from model import scaled
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -65,7 +64,7 @@ for iteration in range(100_000):
     for micro in range(accumulation):
         model.require_backward_grad_sync = micro == accumulation - 1
         model(X, Y)
-        loss = scaled(model.module.last_loss / accumulation, world_size)
+        loss = model.module.last_loss / accumulation
         X, Y = next(train_iter)
         loss.backward()
     optimizer.step()

@@ -1,13 +1,11 @@
-"""torchrun --nproc_per_node=2 token_batches.py: batches by torch.randint from a file of tokens, with accumulation."""
+"""Batches by torch.randint from a file of tokens, with accumulation."""
 
 import os
 import tempfile
-from contextlib import nullcontext
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from model import scaled
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -71,9 +69,8 @@ while True:
         print(f"step {iter_num}: {estimate_loss():.4f}")
     for micro_step in range(gradient_accumulation_steps):
         model.require_backward_grad_sync = micro_step == gradient_accumulation_steps - 1
-        with nullcontext():
-            logits, loss = model(X, Y)
-            loss = scaled(loss / gradient_accumulation_steps, ddp_world_size)
+        logits, loss = model(X, Y)
+        loss = loss / gradient_accumulation_steps
         X, Y = get_batch()
         loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
