@@ -16,7 +16,6 @@ from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training, comparison_of
 from ddp_doctor.evidence.defect import defect_of_the_doctor
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.first_batches import first_batches
 from ddp_doctor.evidence.first_runs import FirstRuns
 from ddp_doctor.evidence.requirements import several_ranks, unmet
 from ddp_doctor.faults import choose_checks
@@ -218,7 +217,6 @@ class _Examination:
             self.stages,
             [self.states.get(code, CheckState(code, State.CANNOT_TELL, not_asked)) for code in self.checks],
             comparison_of(self.evidence) if self.numeric else None,
-            first_batches(self.evidence.ranks),
             error=self.error,
             hang=self.hang,
             seconds=seconds,

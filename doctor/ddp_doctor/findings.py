@@ -157,7 +157,6 @@ class Comparison:
         differences: For each step, the largest difference of a gradient, relative to the largest gradient.
         threshold: A larger difference is not rounding.
         module: The first module whose outputs differ; empty if there is none.
-        modules: The modules of the first step with their classes, in the order of their calls, up to 200.
     """
 
     made: bool = False
@@ -167,28 +166,6 @@ class Comparison:
     differences: Sequence[float] = ()
     threshold: float = 0.0
     module: str = ""
-    modules: Sequence[tuple[str, str]] = ()
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The samples that a rank trains on in one optimizer step.
-
-    Attributes:
-        step: The step, from 0.
-        epoch: The training epoch, from 0.
-        rank: The rank.
-        size: Number of samples.
-        samples: The first samples: their indices, or short digests of a stream.
-        shared: Those of `samples` that another rank has in the same epoch.
-    """
-
-    step: int
-    epoch: int
-    rank: int
-    size: int
-    samples: Sequence[str] = ()
-    shared: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -208,7 +185,6 @@ class Report:
         stages: The stages in their order.
         checks: How each wanted check ended.
         comparison: The comparison with one process; None if no wanted check needs it.
-        batches: The samples that each rank trains on in the first steps.
         accepted: Findings that the user accepts; they change no exit code.
         error: Why the code could not be examined: its own traceback, or a message; empty if it could.
         hang: The stacks of the ranks if one hung or was lost; empty otherwise.
@@ -224,7 +200,6 @@ class Report:
     stages: Sequence[Stage] = ()
     checks: Sequence[CheckState] = ()
     comparison: Comparison | None = None
-    batches: Sequence[Batch] = ()
     accepted: Sequence[Accepted] = ()
     error: str = ""
     hang: str = ""

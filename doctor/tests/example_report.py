@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ddp_doctor.findings import (
     Accepted,
-    Batch,
     CheckState,
     Comparison,
     Files,
@@ -47,7 +46,6 @@ def example(*findings: Finding, error: str = "", hang: str = "") -> Report:
             CheckState("LD030", State.NOT_REACHED, "The program does not predict."),
         ],
         Comparison(True, "batches", differences=(1e-16, 0.024, float("inf")), threshold=1e-6, module="net.bn1"),
-        [Batch(0, 0, 0, 32, ["1", "2"], ["2"])],
         [Accepted(Finding("LD008", Verdict.FAULT, "Equal noise.", place="mine.py:3 in f"), "comment", "meant")],
         error,
         hang,
@@ -67,8 +65,7 @@ def hostile() -> Report:
         [finding],
         [Stage(HOSTILE, HOSTILE, 0.1)],
         [CheckState("LD012", State.MADE), CheckState("LD013", State.CANNOT_TELL, HOSTILE)],
-        Comparison(True, HOSTILE, HOSTILE, HOSTILE, [0.5], 1e-6, HOSTILE, [(HOSTILE, HOSTILE)]),
-        [Batch(0, 0, 0, 9, [HOSTILE], [HOSTILE])],
+        Comparison(True, HOSTILE, HOSTILE, HOSTILE, [0.5], 1e-6, HOSTILE),
         [Accepted(finding, "comment", HOSTILE)],
         HOSTILE,
         HOSTILE,

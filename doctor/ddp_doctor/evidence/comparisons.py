@@ -11,8 +11,6 @@ from ddp_doctor.evidence.rank_comparison import RankComparison
 from ddp_doctor.findings import Comparison
 from ddp_doctor.records.run import Run
 
-_MOST_MODULES = 200
-
 
 def compare_training(evidence: Evidence) -> str:
     """Compares the first training steps, sets `evidence.reference`, and returns the outcome in one sentence."""
@@ -124,15 +122,7 @@ def comparison_of(evidence: Evidence) -> Comparison:
         differences=found.differences,
         threshold=found.threshold,
         module=found.module if found.differs else "",
-        modules=_modules(evidence),
     )
-
-
-def _modules(evidence: Evidence) -> list[tuple[str, str]]:
-    """Returns the modules of the first step, in the order of their calls."""
-    run = evidence.worked("numbers")
-    events = run.ranks[0].of_kind("output") if run else []
-    return list(dict.fromkeys((event["name"], event["module"]) for event in events))[:_MOST_MODULES]
 
 
 def _option(evidence: Evidence) -> str:
