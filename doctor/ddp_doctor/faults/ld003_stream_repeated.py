@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import combinations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import Event, communicates, divides_batches, names, samples_of, training_epochs
+from ddp_doctor.evidence.order import Event, communicates, divides_batches, epoch_of, names, samples_of, training_epochs
 from ddp_doctor.evidence.requirements import communicating, need, training_loader
 from ddp_doctor.findings import Finding, fault, not_reached
 from ddp_doctor.records.run import RankRecord
@@ -98,6 +98,9 @@ def _among_workers(evidence: Evidence, events: list[Event]) -> list[Finding]:
 
 def _copies(rank: RankRecord, event: Event) -> int:
     """Returns how often almost every sample comes in an epoch; 0 if the numbers differ."""
-    counts = Counter(samples_of(rank, event))
+    batches = [batch for batch in rank.of_kind("batch") if epoch_of(batch) == epoch_of(event)]
+    # The workers take turns, and the program may end before each of them has had its last one.
+    batches = batches[: len(batches) - len(batches) % max(1, event["workers"])]
+    counts = Counter(sample for batch in batches for sample in batch.get("samples", ()) if sample)
     most, number = next(iter(Counter(counts.values()).most_common(1)), (0, 0))
     return most if len(counts) >= _FEWEST and number >= _DISTINCT * len(counts) else 0
