@@ -18,7 +18,7 @@ from ddp_doctor.records.recorder import Recorder, digest, number_of
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves, tree_map
 
-# Samples of a data set that are called directly, and the seconds that this may take.
+# Samples of a data set that are called directly, and the seconds of the processor that this may take on any load.
 _MOST_CALLS = 64
 _MOST_SECONDS = 1.0
 # The values of a data set that are recorded: those of all samples, and the first ones of each of their leaves.
@@ -52,7 +52,7 @@ class Datasets:
     def _call(self, number: int, dataset: Any) -> None:
         if isinstance(dataset, IterableDataset) or not len(dataset):
             return
-        size, begun = len(dataset), time.monotonic()
+        size, begun = len(dataset), time.process_time()
         wanted = sorted({place * (size - 1) // (_MOST_CALLS - 1) for place in range(_MOST_CALLS)})
         seen: dict[str, list[str]] = {}
         random_samples, used = 0, set[str]()
@@ -70,7 +70,7 @@ class Datasets:
             # A value that the same seed does not repeat says nothing about the sample.
             seen[str(index)] = [one if one == same else "" for one, same in zip(calls[0], calls[1], strict=False)]
             random_samples += calls[0] != calls[2]
-            if time.monotonic() > begun + _MOST_SECONDS:
+            if time.process_time() > begun + _MOST_SECONDS:
                 break
         self.recorder.add(
             "calls",
@@ -85,11 +85,11 @@ class Datasets:
 
     def _keep_rows(self, number: int, dataset: Any) -> None:
         """Records the first values of all samples, if they are not random."""
-        rows, begun = [], time.monotonic()
+        rows, begun = [], time.process_time()
         for index in range(len(dataset)):
             seed_unseen(index)
             rows.append([_values(leaf) for leaf in tree_leaves(dataset[index])])
-            if time.monotonic() > begun + _MOST_SECONDS:
+            if time.process_time() > begun + _MOST_SECONDS:
                 return
         self.recorder.add("rows", base=number, dataset=type(dataset).__name__, rows=rows)
 
