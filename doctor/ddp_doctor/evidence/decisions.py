@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -69,12 +69,12 @@ def stopping_decision(evidence: Evidence) -> Decision | None:
     return next((decision for decision in different_decisions(evidence) if decision.stops), None)
 
 
-def own_value(evidence: Evidence, *, skips: bool = False) -> OwnValue | None:
-    """Returns a number of its own by which each rank will end training, although the ranks decide alike so far.
+def own_value(evidence: Evidence, decides: Callable[[Condition, set[str]], bool]) -> OwnValue | None:
+    """Returns a number of its own by which each rank will decide, although the ranks decide alike so far.
 
     Args:
         evidence: The runs.
-        skips: Look for a number by which each rank will skip an optimizer step instead.
+        decides: Whether a condition is meant, by the places of the optimizer steps.
     """
     ranks = _followed(evidence)
     steps = _places(ranks, "step")
@@ -85,7 +85,7 @@ def own_value(evidence: Evidence, *, skips: bool = False) -> OwnValue | None:
             condition = _condition_at(place)
             if condition is None or condition.names_rank or condition.fails:
                 continue
-            if not (condition.skips_step(steps) if skips else condition.ends_training(steps)):
+            if not decides(condition, steps):
                 continue
             for a, b in zip(first[place], second[place], strict=False):
                 for operand in sorted(key for key in a.keys() & b.keys() if _differ(a[key], b[key])):
@@ -110,7 +110,7 @@ def deciding_numbers(evidence: Evidence) -> set[float]:
     found = {event["value"] for rank in ranks for event in rank.of_kind("metric of schedule")}
     for place, times in (item for rank in ranks for item in _merged(rank, "values").items()):
         one = _condition_at(place)
-        if one and not one.fails and (one.is_around(saves) or one.keeps_weights or one.stops(steps)):
+        if one and not one.fails and (one.is_around(saves) or one.keeps_weights(steps) or one.stops(steps)):
             found |= {value for values in times for value in values.values()}
     return {value for value in found if math.isfinite(value) and not value.is_integer()}
 
@@ -164,7 +164,7 @@ def _merged(record: RankRecord, key: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Condition:
+class Condition:
     """An `if` or `while` of a file, with the function that contains it."""
 
     path: str
@@ -198,9 +198,8 @@ class _Condition:
         last = self.node.body[-1]
         return isinstance(last, ast.Raise) or (isinstance(last, ast.Expr) and bool(_names(last) & _ENDS))
 
-    @property
-    def keeps_weights(self) -> bool:
-        """Whether weights are saved or copied by it, as those of the best epoch."""
+    def keeps_weights(self, _: set[str]) -> bool:
+        """Returns whether weights are saved or copied by it, as those of the best epoch."""
         names = {name for statement in self.node.body for name in _names(statement)}
         return any("save" in name.lower() or "state_dict" in name for name in names)
 
@@ -266,7 +265,7 @@ class _Condition:
         return max(around, key=lambda loop: loop.lineno, default=None)
 
 
-def _condition_at(place: str) -> _Condition | None:
+def _condition_at(place: str) -> Condition | None:
     """Returns the condition of a line `file:line`."""
     path, _, number = place.rpartition(":")
     return _conditions(path).get(int(number))
@@ -291,13 +290,13 @@ def _assigned(node: ast.AST) -> tuple[set[str], set[str]]:
 
 
 @cache
-def _conditions(path: str) -> dict[int, _Condition]:
+def _conditions(path: str) -> dict[int, Condition]:
     """Returns the conditions of a file by the line of their test."""
     try:
         tree = ast.parse(Path(path).read_text())
     except (OSError, SyntaxError, ValueError):
         return {}
-    found: dict[int, _Condition] = {}
+    found: dict[int, Condition] = {}
 
     def visit(node: ast.AST, scope: ast.AST, name: str) -> None:
         for child in ast.iter_child_nodes(node):
@@ -305,7 +304,7 @@ def _conditions(path: str) -> dict[int, _Condition]:
                 visit(child, child, child.name)
                 continue
             if isinstance(child, ast.If | ast.While):
-                found[child.lineno] = _Condition(path, child, name, scope)
+                found[child.lineno] = Condition(path, child, name, scope)
             visit(child, scope, name)
 
     visit(tree, tree, "<module>")

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.communication import averaged_weights
-from ddp_doctor.evidence.decisions import Decision, OwnValue, different_decisions, different_metrics, own_value
+from ddp_doctor.evidence.decisions import (
+    Condition,
+    Decision,
+    OwnValue,
+    different_decisions,
+    different_metrics,
+    own_value,
+)
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.order import communicates, names
@@ -38,11 +45,13 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     decisions = different_decisions(evidence)
     found = next((_finding(evidence, decision) for decision in decisions if decision.stops or decision.saves), None)
-    if not found and (value := own_value(evidence)):
-        found = _of_own_value(value, "when training ends")
+    kinds = ((Condition.ends_training, "when training ends"), (Condition.keeps_weights, "which weights are kept"))
+    for decides, what in kinds:
+        if not found and (value := own_value(evidence, decides)):
+            found = _of_own_value(value, what)
     # Ranks that average their weights may step unequally often. Other checks report weights that differ already.
     if not found and not averaged_weights(evidence) and first_divergence(evidence) is None:
-        value = own_value(evidence, skips=True)
+        value = own_value(evidence, Condition.skips_step)
         found = _of_own_value(value, "whether the optimizer steps") if value else None
     found = found or _of_schedule(evidence)
     return [found] if found else []
