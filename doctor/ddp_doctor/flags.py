@@ -28,8 +28,8 @@ few steps on one process and on several ranks, and compares them. It needs no GP
 stay as they are. TARGET is package.module:name or path/to/file.py:name: a LightningModule, or a function that runs on
 each rank without arguments or with (rank, world_size). COMMAND starts its ranks itself, as torchrun does."""
 _EXIT_CODES = """\
-exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on one process; 3 a rank hung or was
-lost"""
+exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on one process and on several ranks; 3 a
+rank hung or was lost"""
 _SECTION = "ddp-doctor"
 # What is said for one examination only.
 _NOT_SETTINGS = {"target", "args", "explain", "write-baseline"}

@@ -7,7 +7,7 @@ import ast
 import pytest
 from mutations import examine_mutant, is_found, mutants, ordered
 
-# One mutant of each kind in make soak; mutations.py examines all of them.
+# One mutant of each kind; mutations.py examines all of them.
 CHOSEN = {
     "set_epoch removed: static_graph_checkpointed",
     "DistributedSampler removed: distillation",

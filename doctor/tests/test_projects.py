@@ -18,6 +18,8 @@ import torch
 from doctor_support import run_forked
 from projects.cases import CASES, FAMILIES, PROJECTS, TRAINCHECK, Case
 
+from ddp_doctor.faults import describe
+
 # A program takes about a second; one that hangs ends after the 15 seconds of its process group.
 TIMEOUT = 90
 # Two ranks of these hang or lose each other, or torch reports the fault.
@@ -100,7 +102,7 @@ def test_command_runs_by_itself(case: Case, tmp_path: Path) -> None:
 def test_each_program_is_valid_and_differs() -> None:
     assert len({case.name for case in PROGRAMS}) == len(PROGRAMS)
     assert len({(case.target, ast.unparse(ast.parse(case.text))) for case in PROGRAMS}) == len(PROGRAMS)
-    assert {code for case in CASES for code in case.codes} == {f"LD{row:03}" for row in range(1, 33)}
+    assert {code for case in PROGRAMS for code in case.codes} == set(describe())
 
 
 def test_each_base_and_each_table_is_used() -> None:
