@@ -64,7 +64,7 @@ def forward(number: int = 0, **values: Any) -> Event:
 
 
 def wrapped_pass(number: int = 0, **values: Any) -> Event:
-    known: Event = {"gradients": True, "synchronizes": True, "buffers": False, "parameters": []}
+    known: Event = {"gradients": True, "synchronizes": True, "buffers": False}
     return event("ddp_forward", number, **(known | values))
 
 
@@ -72,7 +72,7 @@ def collective(number: int = 0, op: str = "all_reduce", **values: Any) -> Event:
     return event("collective", number, op=op, **({"value": None, "size": 0, "subgroup": False} | values))
 
 
-WRAPPED = event("ddp", module="Net", parameters=[*KEYS.values()], ignored=[])
+WRAPPED = event("ddp", ignored=[])
 
 
 def records(*events: Events, tensors: Sequence[Tensors] = ()) -> list[RankRecord]:

@@ -484,7 +484,7 @@ def schedule(
 def twice(total: int) -> Evidence:
     """Returns a cosine of this length that steps twice per optimizer step; on one process it has 40 steps."""
     several, one = (
-        event("ahead", scheduler=0, calls=calls, rates=[math.cos(number / length) for number in range(calls, 400)])
+        event("ahead", calls=calls, rates=[math.cos(number / length) for number in range(calls, 400)])
         for calls, length in ((10, total), (5, 40))
     )
     called, alone = ([event("scheduler", n, scheduler=0) for n in range(1, 6)] * times for times in (2, 1))

@@ -44,7 +44,6 @@ class Evidence:
         deterministic: Whether two runs gave the same weights; None if that is not known, or follows from the equality
             with one process.
         double: Whether the numbers are those of 64 bits.
-        noise: Without 64 bits, what reversing the samples of each batch changes.
         always: Interventions of all further comparisons.
         explained: Whether a check has found a fault, or cannot tell whether there is one in the gradients.
         faulty: Whether a check has found a fault.
@@ -56,7 +55,6 @@ class Evidence:
     reference: RankComparison = field(default_factory=lambda: RankComparison(cannot="it was not reached"))
     deterministic: bool | None = None
     double: bool = True
-    noise: float = 0.0
     always: dict[str, Any] = field(default_factory=dict)
     explained: bool = False
     faulty: bool = False
@@ -175,8 +173,8 @@ class Evidence:
             if not double and not reference.errors:
                 reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
                 worked = reverse.worked and reference.worked
-                self.noise = compare_ranks(reverse, reference).difference if worked else 1e-4
-                threshold = max(_TIMES_NOISE * self.noise, _LEAST)
+                noise = compare_ranks(reverse, reference).difference if worked else 1e-4
+                threshold = max(_TIMES_NOISE * noise, _LEAST)
             found = compare_ranks(ranks, reference, threshold=threshold)
             if not found.cannot:
                 self._method = found.method

@@ -116,12 +116,7 @@ class ModuleProbe:
         self.name(module)
         self.steps.gradients.watch(module.parameters())
         self.recorder.active = True
-        self.recorder.add(
-            "ddp",
-            module=type(module).__name__,
-            parameters=[name for name, parameter in module.named_parameters() if parameter.requires_grad],
-            ignored=ignored_by_ddp(module),
-        )
+        self.recorder.add("ddp", ignored=ignored_by_ddp(module))
         result = original(wrapped, module, *args, **kwargs)
         self._roots.append(wrapped)
         return result
@@ -140,7 +135,6 @@ class ModuleProbe:
             gradients=torch.is_grad_enabled(),
             # Not within no_sync, nor of buffers that the wrapper ignores.
             buffers=bool(wrapped.will_sync_module_buffers()),
-            parameters=[name for name, parameter in wrapped.module.named_parameters() if parameter.requires_grad],
             synchronizes=bool(wrapped.require_backward_grad_sync),
         )
 

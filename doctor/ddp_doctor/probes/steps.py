@@ -141,16 +141,15 @@ class ScheduleProbe:
                     scheduler.step()
                     rates.append(float(group["lr"]))
             if base:
-                self.recorder.add(
-                    "ahead", scheduler=number, calls=self._calls[number], rates=[rate / float(base) for rate in rates]
-                )
+                rates = [rate / float(base) for rate in rates]
+                self.recorder.add("ahead", calls=self._calls[number], rates=rates)
 
     def _on_step(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
         if not self._is_ahead:
             number = number_of(scheduler, self.known)
             # torch makes the first call, before any optimizer step.
             self._calls[number] += self.recorder.step > 0
-            self.recorder.add("scheduler", name=type(scheduler).__name__, scheduler=number)
+            self.recorder.add("scheduler", scheduler=number)
 
 
 class StepProbe:
@@ -222,7 +221,7 @@ class StepProbe:
         result = original(optimizer, *args, **kwargs)
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
-            self.recorder.add("optimizer", optimizer=self.optimizers.index(optimizer), name=type(optimizer).__name__)
+            self.recorder.add("optimizer", optimizer=self.optimizers.index(optimizer))
         self.gradients.watch(_parameters(optimizer))
         return result
 
