@@ -227,7 +227,11 @@ def load_run(spec: Spec, folder: Path, codes: Sequence[int | None], seconds: flo
         ended = all(rank.of_kind("end") for rank in ranks)
         return Run(spec, folder, ranks, hung and not ended, seconds)
 
-    return replace(load(""), parts={part: load(part) for part in spec.parts})
+    run, parts = load(""), {part: load(part) for part in spec.parts}
+    if later := parts.get("later"):
+        # What the program did before belongs to it, too.
+        later.ranks = [replace(rank, tensors=one.tensors) for rank, one in zip(later.ranks, run.ranks, strict=True)]
+    return replace(run, parts=parts)
 
 
 def load_record(folder: Path, rank: int, code: int | None, part: str = "") -> RankRecord:
