@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ddp_doctor.evidence.decisions import deciding_numbers
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import epoch_of, evaluation_epochs, repeated_samples, select_differently
+from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples, select_differently
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.probes.reports import BRACKETED
 from ddp_doctor.records.run import RankRecord, Run
@@ -351,15 +351,9 @@ def _divided_loaders(ranks: Sequence[RankRecord]) -> list[int]:
 
 
 def _evaluated(run: Run, loaders: Sequence[int]) -> set[str]:
-    """Returns the samples that the first evaluations with these loaders have on all ranks."""
-    found = set[str]()
-    for rank in run.ranks:
-        batches = [batch for batch in rank.of_kind("batch") if batch["loader"] in loaders]
-        first = dict(map(epoch_of, reversed(batches)))
-        found.update(
-            name for batch in batches if first[batch["loader"]] == batch["iteration"] for name in _names(batch)
-        )
-    return found
+    """Returns the samples that the evaluations with these loaders have on all ranks."""
+    batches = (batch for rank in run.ranks for batch in rank.of_kind("batch") if batch["loader"] in loaders)
+    return {name for batch in batches for name in _names(batch)}
 
 
 def _names(batch: dict[str, Any]) -> Iterable[str]:
