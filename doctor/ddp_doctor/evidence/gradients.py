@@ -99,8 +99,9 @@ def later_divergence(evidence: Evidence) -> Divergence | None:
     if not evidence.trained or _are_meant_to_differ(evidence):
         return None
     many = evidence.later()
-    # Averages may begin late as well.
-    found = _first_of(many.ranks) if many.worked and not averaged_weights_of(many) else None
+    # Averages may begin late as well. Under Join, the ranks have unequal numbers of steps.
+    comparable = many.worked and not averaged_weights_of(many) and not many.ranks[0].of_kind("join")
+    found = _first_of(many.ranks) if comparable else None
     # The time may be over on one rank a step earlier.
     return None if found and found.kind == "steps" else found
 
