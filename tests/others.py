@@ -73,7 +73,7 @@ class Points(LightningDataModule):
 
 
 class Fault(Callback):
-    """Does something to one rank at the begin of a step: raise, nan, hang or kill_once; or slow: all steps and ranks."""
+    """Does something to one rank at a step: raise, nan, hang or kill_once; or slow: all steps of all ranks."""
 
     def __init__(self, kind: str, rank: int = 1, step: int = 5) -> None:
         self.kind, self.rank, self.step = kind, rank, step
