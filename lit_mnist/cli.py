@@ -300,7 +300,6 @@ def run_and_exit(command: Any) -> None:
     """
     # Collections leave out what was imported: to search it takes a fourteenth of a short run.
     gc.freeze()
-    gc.enable()
     sys.stdout, sys.stderr = UnbreakableStream(sys.stdout), UnbreakableStream(sys.stderr)
     code: Any = 0
 
