@@ -62,16 +62,10 @@ def _run(request: argparse.Namespace) -> int:
     print_text(f"The doctor runs {what} several times, {place}. Your files do not change.", stream)
     from ddp_doctor.examination import examine
 
-    stages: list[str] = []
-
-    def on_stage(name: str, number: int, total: int) -> None:
-        stage = f"stage {number}/{total}  {name}"
-        if stage not in stages:
-            stages.append(stage)
-            print_text(stage, stream)
-
     options = {name: getattr(request, name) for name in _OPTIONS}
-    report = examine(request.target, request.data, on_stage=on_stage, **options)
+    report = examine(
+        request.target, request.data, on_stage=lambda name: print_text(f"stage: {name}", stream), **options
+    )
     try:
         report = _written(report, request)
     except OSError as error:

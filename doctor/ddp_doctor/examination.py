@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from ddp_doctor.accepted import accept_baseline, accept_comments, read_baseline
+from ddp_doctor.emulation.demand import emulation_for, tried_gpu
 from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training, comparison_of
 from ddp_doctor.evidence.defect import defect_of_the_doctor
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.first_runs import FirstRuns
 from ddp_doctor.evidence.requirements import several_ranks, unmet
 from ddp_doctor.faults import choose_checks
 from ddp_doctor.files.protection import Protection
@@ -28,13 +27,11 @@ from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.versions import library_versions
 
 _ORDER = list(Verdict)
-_FIRST, _LAST = ("one process", "several ranks"), ("checks",)
-# Those that compare numbers, of a program and of a module.
-_NUMERIC = {
-    False: ("one process in 64 bits",),
-    True: ("one process in 64 bits", "evaluation"),
-}
-OnStage = Callable[[str, int, int], None]
+OnStage = Callable[[str], None]
+_NO_TRAINING = (
+    "ended with exit code 0, and no process that can be observed has trained: an argument such as --help ends a "
+    "program early, and processes that are started by ssh, Docker or Ray are not observed."
+)
 
 
 def examine(
@@ -52,7 +49,7 @@ def examine(
     command: Sequence[str] = (),
     baseline: str = "",
     gpu_as_cpu: bool | None = None,
-    on_stage: OnStage | None = None,
+    on_stage: OnStage = lambda _: None,
 ) -> Report:
     """Examines distributed training for silent faults; it runs the code several times, for a few steps.
 
@@ -78,7 +75,7 @@ def examine(
         command: Words of a command, instead of a target.
         baseline: Path of a file of `--write-baseline`, whose findings are accepted.
         gpu_as_cpu: Whether GPUs are emulated on the CPU; by default if the code needs a GPU and the machine has none.
-        on_stage: Is called when a stage begins, with its name, its number and the number of stages there are at most.
+        on_stage: Is called with the name of each stage when it begins.
 
     Returns:
         The report, with the findings, how each check ended, and the seconds that it took.
@@ -104,8 +101,9 @@ def examine(
         protection = Protection(folder)
         runner = CommandRunner(folder, protection) if what.command else Runner(devices, folder, protection)
         try:
-            examination = _Examination(Evidence(spec, runner), checks, folder, on_stage)
-            examination.run()
+            runner.preload()
+            examination = _Examination(Evidence(spec, runner), checks, on_stage).first_runs()
+            examination.finish()
             protection.end()
         finally:
             runner.close()
@@ -115,28 +113,136 @@ def examine(
 
 
 class _Examination:
-    """The stages of an examination."""
+    """One attempt to examine the code: its runs, its stages, and what the checks find.
+
+    Attributes:
+        evidence: The runs.
+        error: Why the code could not be examined; empty if it could.
+        hang: The stacks of the ranks if one hung or was lost; empty otherwise.
+        rejected: Why the code is not what can be examined, or None.
+    """
 
     def __init__(
-        self, evidence: Evidence, checks: dict[str, ModuleType], folder: Path, on_stage: OnStage | None = None
+        self,
+        evidence: Evidence,
+        checks: dict[str, ModuleType],
+        on_stage: OnStage = lambda _: None,
+        stages: Sequence[Stage] = (),
     ) -> None:
-        self.evidence, self.checks, self.folder, self.on_stage = evidence, checks, folder, on_stage
+        self.evidence, self.checks, self.on_stage, self.stages = evidence, checks, on_stage, list(stages)
         self.numeric = any(not check.STRUCTURAL for check in checks.values())
-        self.stages: list[Stage] = []
         self.findings: list[Finding] = []
         self.states: dict[str, CheckState] = {}
         self.error, self.hang = "", ""
+        self.rejected: InputError | None = None
 
-    def run(self) -> None:
-        """Runs the stages as far as the code allows, with emulated GPUs if it needs some."""
-        self._begin(_first_stages(self.evidence)[0], self.evidence)
-        self.evidence.runner.preload()
-        first = FirstRuns(self.evidence, self._begin)
-        worked = first.run()
-        self.evidence, self.stages, self.error, self.hang = first.evidence, first.stages, first.error, first.hang
-        if not worked:
-            if self.error:
-                self.error = defect_of_the_doctor(self.evidence) + self.error
+    def first_runs(self) -> _Examination:
+        """Runs the code as its user does, and again with what it needs; returns the attempt that counts.
+
+        Raises:
+            InputError: The code is not what can be examined.
+        """
+        self._try()
+        found, runs = self, self.evidence.runs
+        if changes := emulation_for(self.evidence.spec, runs.values()):
+            found = self._again("without a GPU", "the code needs one, so GPUs were emulated", changes)
+            same = not tried_gpu(runs.values()) and _reasons(self.evidence) == _reasons(found.evidence)
+            if not found.evidence.worked("ranks") and (self.evidence.worked("ranks") or same):
+                # The emulation did not help: what was seen without it counts.
+                found = self
+        failed = None if found.rejected else found.evidence.failed("ranks", "single")
+        if failed and failed.errors and any(rank.end["shortened"] for rank in failed.ranks):
+            told = "the code fails if its epochs are shortened, so whole epochs were run"
+            whole = found._again("short epochs", told, {"whole_epochs": True})
+            found = found if whole.failed or whole.evidence.failed("ranks", "single") else whole
+        if found.rejected:
+            raise found.rejected
+        return found
+
+    @property
+    def failed(self) -> bool:
+        """Whether the first runs leave nothing to compare."""
+        return bool(self.rejected or self.error or self.evidence.runs["single"].hung)
+
+    def _again(self, name: str, outcome: str, changes: dict[str, Any]) -> _Examination:
+        """Returns another attempt, with a changed specification."""
+        before = Stage(name, outcome, sum(stage.seconds for stage in self.stages))
+        other = _Examination(self.evidence.with_spec(**changes), self.checks, self.on_stage, [before])
+        other._try()
+        return other
+
+    def _try(self) -> None:
+        """Runs the code on one process and on several ranks; a command is first run on several, as its user does."""
+        evidence = self.evidence
+        try:
+            if evidence.spec.target.command:
+                # While the user's command starts, torch is imported for the forks that all other runs are.
+                self._stage("several ranks", self._several, may_fail=False)
+                evidence.runner.use_forks()
+            self._stage("one process", self._single, may_fail=False)
+            single = evidence.runs["single"]
+            if single.hung or emulation_for(evidence.spec, [single]):
+                return
+            if not evidence.spec.target.command:
+                self._stage("several ranks", self._several, may_fail=False)
+        except InputError as error:
+            self.rejected = error
+            return
+        several = evidence.runs["ranks"]
+        if single.worked or several.worked:
+            return
+        if single.ended_early or several.ended_early:
+            self.rejected = InputError(f"{evidence.spec.target} {_NO_TRAINING}")
+        elif single.needs_launcher:
+            self.rejected = InputError(
+                f"{evidence.spec.target} expects the variables of a launcher, such as RANK: start it with "
+                f"torchrun --nproc-per-node {evidence.spec.world_size}."
+            )
+        else:
+            # Code that is made for several ranks fails on one process for another reason.
+            self.error, self.hang = single.reason if several.hung else several.reason, ""
+
+    def _single(self) -> str:
+        run = self.evidence.run("single", world_size=1)
+        if run.hung:
+            # Without a record of any rank there are no stacks, but it hung.
+            self.hang = run.stacks or f"No rank has written a record.\n{run.ranks[0].output[-2000:]}"
+            return "it hung"
+        if run.errors and run.errors[0]["input"]:
+            raise InputError(run.errors[0]["message"])
+        if run.errors or run.lost:
+            # Code that is made for several ranks may run on these.
+            return f"it fails on one process ({run.short_reason}), so several ranks cannot be compared with it"
+        self.evidence.runner.preload(run.ranks[0].end["libraries"])
+        steps = run.ranks[0].of_kind("step")
+        if not steps and not run.ranks[0].of_kind("epoch"):
+            raise InputError(
+                f"{self.evidence.spec.target} ended without training: it took no batch of a DataLoader and no step."
+            )
+        return f"{steps[-1]['step'] + 1 if steps else 0} optimizer steps"
+
+    def _several(self) -> str:
+        run = self.evidence.run("ranks")
+        recorded = [rank for rank in run.ranks if rank.events]
+        # A launcher may start fewer processes than it is told, and the doctor waits for the others.
+        ended = bool(recorded) and (not run.hung or bool(recorded[0].of_kind("step")))
+        if len(recorded) == 1 and ended and not run.errors and not recorded[0].of_kind("init_process_group"):
+            raise InputError(
+                f"{self.evidence.spec.target} trained on one process and joined no process group, so there are no "
+                "ranks to compare: start it on several, for example with torchrun."
+            )
+        if not run.worked:
+            self.hang = run.stacks or "No rank has written a record."
+            return "a rank hung" if run.hung else f"it fails on several ranks: {run.short_reason}"
+        self.evidence.runner.preload(run.ranks[0].end["libraries"])
+        counts = [len(rank.of_kind("step")) for rank in run.ranks]
+        taken = counts if len(set(counts)) > 1 else counts[0]
+        return f"{taken} optimizer steps on each of {len(counts)} ranks"
+
+    def finish(self) -> None:
+        """Compares the runs, and asks the checks."""
+        if self.failed:
+            self.error = self.error and defect_of_the_doctor(self.evidence) + self.error
             return
         if self.evidence.worked("ranks") and self.numeric:
             self._stage("one process in 64 bits", lambda: compare_training(self.evidence))
@@ -146,25 +252,20 @@ class _Examination:
         if self.hang and not any(finding.verdict is Verdict.FAULT for finding in self.findings):
             self.hang = defect_of_the_doctor(self.evidence) + self.hang
 
-    def _stage(self, name: str, work: Callable[[], str]) -> None:
+    def _stage(self, name: str, work: Callable[[], str], *, may_fail: bool = True) -> None:
         begun = time.monotonic()
-        self._begin(name, self.evidence)
+        self.on_stage(f"{name}, emulated GPUs" if self.evidence.spec.gpus else name)
         try:
             outcome = work()
         except DoctorError:
             raise
         except Exception as error:
+            if not may_fail:
+                raise
             # A defect of a stage must not hide what the checks find without it.
             outcome = f"the stage failed, which is a defect of the doctor: {type(error).__name__}: {error}"
         if outcome:
             self.stages.append(Stage(name, outcome, time.monotonic() - begun))
-
-    def _begin(self, name: str, evidence: Evidence) -> None:
-        """Tells that a stage begins. Whether there are those of a module is known after the first run."""
-        if self.on_stage:
-            module = not evidence.spec.target.command and (evidence.single is None or evidence.is_module)
-            names = [*_first_stages(evidence), *(_NUMERIC[module] if self.numeric else ()), *_LAST]
-            self.on_stage(f"{name}, emulated GPUs" if evidence.spec.gpus else name, names.index(name) + 1, len(names))
 
     def _evaluation(self) -> str:
         outcome, self.hang = compare_evaluation(self.evidence)
@@ -226,6 +327,6 @@ class _Examination:
         )
 
 
-def _first_stages(evidence: Evidence) -> tuple[str, ...]:
-    """Returns the first two stages: a command is first run on several ranks, as its user does."""
-    return _FIRST[::-1] if evidence.spec.target.command else _FIRST
+def _reasons(evidence: Evidence) -> list[str]:
+    """Returns why the runs failed."""
+    return [run.short_reason for run in evidence.runs.values() if run.errors or run.hung or run.lost]

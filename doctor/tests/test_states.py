@@ -36,7 +36,7 @@ def ended(findings: Any, *needs: Finding, works: bool = True) -> tuple[list[Find
         "LD001": SimpleNamespace(CODE="LD001", STRUCTURAL=True, NEEDS=required, check=check)  # type: ignore[dict-item]
     }
     ranks = both(step()) if works else failed("ValueError", "no data")
-    examination = _Examination(evidence(ranks=ranks), checks, Path())
+    examination = _Examination(evidence(ranks=ranks), checks)
     examination._check()
     return examination.findings, examination.states["LD001"]
 
@@ -74,7 +74,7 @@ def test_a_signal_within_a_check_ends_the_examination() -> None:
 
 def test_every_check_says_what_it_needs() -> None:
     """Of a program that only imports torch, files and groups alone are known."""
-    examination = _Examination(evidence(ranks=both(END)), load_checks(), Path())
+    examination = _Examination(evidence(ranks=both(END)), load_checks())
     examination._check()
     assert [code for code, state in examination.states.items() if not state.reason] == ["LD032"]
 
@@ -91,8 +91,8 @@ def test_code_that_fails_on_one_process_is_run_on_several(works: bool, tmp_path:
     wrong = failed("ValueError", "devices=2 does not match the world size 1")
     several = both(epoch(trains=False), END) if works else [*wrong, *wrong]
     given = evidence(otherwise=lambda spec: wrong if spec.world_size == 1 else several)
-    examination = _Examination(given, {}, tmp_path)
-    examination.run()
+    examination = _Examination(given, {}).first_runs()
+    examination.finish()
     report = examination.report("mine:main", 0.0, Protection(tmp_path))
     assert report.exit_code == (0 if works else 2)
     assert "devices=2 does not match" in report.stages[0].outcome
