@@ -1,9 +1,4 @@
-"""Examines public programs, unchanged, and writes the table of docs/corpus.md.
-
-python tests/corpus/corpus.py                    all; clones each repository, which needs a network
-python tests/corpus/corpus.py mnist imagenet     those whose names contain a word; other results are kept
-python tests/corpus/corpus.py --checkouts DIR    takes the repositories from DIR/OWNER+NAME
-"""
+"""Examines public programs, unchanged, and writes the table of docs/corpus.md. README.md says how it is run."""
 
 from __future__ import annotations
 
@@ -21,17 +16,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import data_recipes
+import recipes
 import yaml
 
 HERE = Path(__file__).parent
-ROOT, STAND_INS = HERE.parents[1], HERE / "stand_ins"
+ROOT, STAND_INS = HERE.parent, HERE / "stand_ins"
 PAGE, WORK = ROOT / "docs" / "corpus.md", ROOT / "build" / "corpus"
 BEGIN, END = "<!-- corpus -->\n", "<!-- end of corpus -->\n"
 # Seconds for an examination, and for a run of it.
 LIMIT, HUNG = 1800, 200
 DEFAULTS: dict[str, Any] = {"folder": "", "data": {}, "needs": "", "environment": {}, "gpu": True, "stand_ins": False}
-DEFAULTS |= {"packages": [], "isolated": [], "faults": [], "judgement": {}, "not_compared": ""}
+DEFAULTS |= {"packages": [], "isolated": [], "faults": {}, "not_compared": ""}
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -47,28 +42,31 @@ def load() -> list[Program]:
 
 def main() -> int:
     """Runs the command, and returns 1 if a program was judged otherwise than expected."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="words, of which a program's name contains one")
     parser.add_argument("--checkouts", type=Path, default=WORK / "checkouts", help="folder of the repositories")
     request = parser.parse_args()
     (WORK / "results").mkdir(parents=True, exist_ok=True)
+    paths = {one.name: WORK / "results" / f"{one.name}.json" for one in load()}
     for program in load():
         if not request.names or any(word in program.name for word in request.names):
             try:
-                examine(program, request.checkouts.absolute())
+                result = examine(program, request.checkouts.absolute())
             except (OSError, ImportError, subprocess.SubprocessError) as error:
                 # Its repository or a package cannot be had: the others can be examined.
                 print(f"{program.name}: not examined: {type(error).__name__}: {error}", flush=True)
-    paths = {one.name: WORK / "results" / f"{one.name}.json" for one in load()}
+            else:
+                paths[program.name].write_text(json.dumps(result, indent=1) + "\n")
+                print(f"{program.name}: {result['seconds']} s, faults {result['faults']}", flush=True)
     rows = [(one, json.loads(paths[one.name].read_text())) for one in load() if paths[one.name].exists()]
-    write_table(rows)
     wrong = [one.name for one, result in rows if set(result["faults"]) - set(one.faults)]
+    write_table(rows, wrong)
     print(f"faults that were not expected: {', '.join(wrong) or 'none'}")
     return bool(wrong)
 
 
-def examine(program: Program, checkouts: Path) -> None:
-    """Examines a program, and keeps the result."""
+def examine(program: Program, checkouts: Path) -> dict[str, Any]:
+    """Returns what the table needs of the report on a program."""
     if missing := [name for name in program.packages if find_spec(name) is None]:
         raise ImportError(f"{', '.join(missing)} is not installed")
     place = WORK / "programs" / program.name
@@ -86,27 +84,20 @@ def examine(program: Program, checkouts: Path) -> None:
     words = ["timeout", "--kill-after=30", str(LIMIT), *words]
     with log.open("w") as output:
         subprocess.run(words, cwd=folder, env=environment, stdout=output, stderr=output, check=False)
-    result = (
-        result_of(json.loads(report.read_text())) if report.exists() else {"faults": [], "others": [], "compared": ""}
-    )
-    result = {"error": "" if report.exists() else log.read_text()[-600:], "hang": False, "why": ""} | result
     git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=*"]
-    result["doctor"] = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    result["seconds"] = round(time.monotonic() - begun)
-    (WORK / "results" / f"{program.name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{program.name}: {result['seconds']} s, faults {result['faults']}", flush=True)
-
-
-def result_of(report: dict[str, Any]) -> dict[str, Any]:
-    """Returns what the table needs of a report."""
-    findings, comparison = report["findings"], report["comparison"] or {}
+    doctor = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    told: dict[str, Any] = {"error": log.read_text(), "hang": False, "findings": [], "comparison": None}
+    told |= json.loads(report.read_text()) if report.exists() else {}
+    comparison = told["comparison"] or {}
     return {
-        "faults": sorted({one["code"] for one in findings if one["verdict"] == "fault"}),
-        "others": sorted({f"{one['code']} {one['verdict']}" for one in findings if one["verdict"] != "fault"}),
+        "faults": sorted({one["code"] for one in told["findings"] if one["verdict"] == "fault"}),
+        "others": sorted({f"{one['code']} {one['verdict']}" for one in told["findings"] if one["verdict"] != "fault"}),
         "compared": comparison.get("method") or "yes" if comparison.get("made") else "",
         "why": comparison.get("reason", ""),
-        "error": report["error"][-600:],
-        "hang": bool(report["hang"]),
+        "error": told["error"][-600:],
+        "hang": bool(told["hang"]),
+        "doctor": doctor,
+        "seconds": round(time.monotonic() - begun),
     }
 
 
@@ -131,7 +122,7 @@ def prepare(program: Program, checkout: Path, place: Path) -> Path:
     shutil.copytree(checkout, place, symlinks=True, ignore=skipped)
     for path, recipe in program.data.items():
         for name, arguments in recipe.items():
-            getattr(data_recipes, name)(place / program.folder / path, **(arguments or {}))
+            getattr(recipes, name)(place / program.folder / path, **(arguments or {}))
     return place / program.folder
 
 
@@ -144,26 +135,21 @@ def installed(requirement: str) -> Path:
     return folder
 
 
-def write_table(rows: list[tuple[Program, dict[str, Any]]]) -> None:
+def write_table(rows: list[tuple[Program, dict[str, Any]]], wrong: list[str]) -> None:
     """Writes the results into the page, if there are some."""
     # A fault that ends the run is a verdict.
     ended = [result for _, result in rows if result["faults"] or not (result["error"] or result["hang"])]
     if not ended:
         return
-    false = [program.name for program, result in rows if set(result["faults"]) - set(program.faults)]
     seconds = [result["seconds"] for result in ended]
     lines = ["", f"Programs: {len(rows)}. Examined to the end: {len(ended)}."]
     lines += [f"Compared with one process: {len([result for result in ended if result['compared']])}."]
-    lines += [f"Programs with a false fault: {len(false)}."]
+    lines += [f"Programs with a false fault: {len(wrong)}."]
     lines += [f"Seconds per program: median {statistics.median(seconds):.0f}, most {max(seconds):.0f}.", ""]
     lines += ["| program | command | needed | verdict | compared with one process | s | doctor |"]
     lines += ["|---|---|---|---|---|---:|---|", *(row(program, result) for program, result in rows), ""]
-    lines += [
-        f"- **{program.name}, {code}**: {program.judgement[code]}"
-        for program, result in rows
-        for code in result["faults"]
-        if code in program.judgement
-    ]
+    judged = [(one, code) for one, result in rows for code in result["faults"] if code in one.faults]
+    lines += [f"- **{program.name}, {code}**: {program.faults[code]}" for program, code in judged]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text("".join([before, BEGIN, "\n".join(lines), "\n", END, rest.partition(END)[2]]))
 
