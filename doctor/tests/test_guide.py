@@ -10,7 +10,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import mutations
 import pytest
 import suite
 import yaml
@@ -42,7 +41,7 @@ def test_the_commands_of_the_pages_have_known_flags() -> None:
         parse(shlex.split(command))
 
 
-@pytest.mark.parametrize("mark", [suite.BEGIN, suite.END, mutations.BEGIN, mutations.END])
+@pytest.mark.parametrize("mark", [suite.BEGIN, suite.END])
 def test_the_page_of_the_measurements_has_each_mark_once(mark: str) -> None:
     assert suite.PAGE.read_text().count(mark) == 1
 

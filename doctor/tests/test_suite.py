@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
-from projects.cases import Case
-from suite import EVERYTHING, PAGE, examine_case, page_with, rows_of_page
+from projects.cases import PROJECTS, Case
+from suite import EVERYTHING, INSTALLED, PAGE, examine_case, page_with, rows_of_page
+
+from ddp_doctor.faults import describe
 
 # The comparison with one process, evaluation, and a communication hook.
 QUICK = ("ld013_padded_tokens",)
@@ -25,3 +29,15 @@ def test_an_examination_of_one_program_keeps_the_results_of_the_others() -> None
     shown = page_with(rows).splitlines()
     assert len(rows) > 100
     assert all(row in lines and row in shown for row in rows.values())
+
+
+def test_each_program_differs_and_each_table_and_fault_has_one() -> None:
+    programs = EVERYTHING[: -len(INSTALLED)]
+    assert len({(case.target, ast.unparse(ast.parse(case.text))) for case in programs}) == len(programs)
+    assert len({case.name for case in programs}) == len(programs)
+    assert {code for case in programs for code in case.codes} == set(describe())
+    tables = {path.name: path.read_text() for path in PROJECTS.glob("*.txt")}
+    assert all(path.name in "".join(tables.values()) for path in (PROJECTS / "bases").glob("*.py"))
+    # test_ways examines these.
+    del tables["batching.txt"]
+    assert sum(table.count("\n## ") for table in tables.values()) == len(programs)

@@ -3,11 +3,11 @@
 A table (`*.txt`) begins with its title. `=== START` names a program of `bases/` and how it starts: `loop.py:main` is a
 function that each rank calls, `module.py:Module Data` are a LightningModule and its data, and `torchrun loop.py` and
 `python loop.py` are commands. `## NAME CODE: NOTE` begins a program with its fault; it has no code if it is healthy,
-and `note` or `depends` after the code if the verdict is not `fault`. Its changes are written as those of a diff: lines
-with `-` are text of the program, those with `+` replace it wherever it occurs, and those with a space stay, with what
-is added before or after them. Lines with `+` alone stand before the last function or class. Changes before the first
-`##` are those of all programs below the start. `## NAME < OTHER` changes another program of the table. A line of the
-old text that ends with `...` stands for itself and the block below it.
+and `note` or `depends` after the code if the verdict is not `fault`. `~OLD => NEW` changes text within lines, wherever
+it occurs. Other changes are written as those of a diff: lines with `-` are text of the program, those with `+` replace
+it, and those with a space stay, with what is added before or after them. Lines with `+` alone stand before the last
+function or class. Changes before the first `##` are those of all programs below the start. `## NAME < OTHER` changes
+another program of the table. A line of the old text that ends with `...` stands for itself and the block below it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMANDS = {
 }
 _HEADER = re.compile(r"## (\w+)(?: < (\w+))?(?: (LD\d{3}))?(?: (note|depends))?: (.+)")
 # Lines that stand before one that stays, and otherwise old lines with what replaces or follows them.
-_CHANGE = re.compile(r"(?:^\+.*\n)+^ .*\n|(?:^[- ].*\n)*(?:^\+.*\n)*", re.MULTILINE)
+_CHANGE = re.compile(r"^~.*\n|(?:^\+.*\n)+^ .*\n|(?:^[- ].*\n)*(?:^\+.*\n)*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,9 @@ def changed(program: str, row: str) -> str:
     """Returns a program with the changes of a row; the new lines are indented as the old ones."""
     for change in _CHANGE.finditer(row):
         lines = change[0].splitlines()
+        if change[0].startswith("~"):
+            before, _, after = lines[0][1:].partition(" =>")
+            lines = [f"-{before}", *[f"+{after[1:]}"] * bool(after)]
         old, new = ("\n".join(line[1:] for line in lines if line[0] != sign) for sign in "+-")
         if old:
             # The indentation of the line in which the old text begins precedes its other lines, and the new ones.
