@@ -128,7 +128,7 @@ class Mutant:
 
 
 def mutants() -> list[Mutant]:
-    """Returns each healthy program with each fault that applies to it: one of each fault and kind, then a second one."""
+    """Returns each healthy program with each fault that applies: one of each fault and kind, then a second one."""
     healthy = [case for cases in (CASES, *FAMILIES.values()) for case in cases if not case.codes]
     found = [
         Mutant(replace(case, text=text), mutation)
@@ -136,7 +136,7 @@ def mutants() -> list[Mutant]:
         for mutation in MUTATIONS
         if (text := mutation.apply(case.text)) != case.text
     ]
-    found.sort(key=lambda mutant: random.Random(f"{SEED} {mutant.name}").random())
+    found.sort(key=lambda mutant: random.Random(f"{SEED} {mutant.name}").random())  # noqa: S311
     rounds = Counter[tuple[str, str]]()
     keys = {}
     for place, mutant in enumerate(found):

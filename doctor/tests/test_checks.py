@@ -80,11 +80,6 @@ def epochs(*pair: Event, runs: dict[str, Any] | None = None, told: bool = False)
     return evidence(ranks=both(collective(), step(), *numbers, *pair), runs=named)
 
 
-def divided_by_hand(*gradients: torch.Tensor) -> Evidence:
-    events = [collective(), calls(), step(), epoch(), batch(samples=["a", "b"])]
-    return evidence(ranks=records(events, events, tensors=[{"local/0/0:0": gradient} for gradient in gradients]))
-
-
 def stream(*samples: str, workers: int = 0) -> list[Event]:
     batches = [batch(number, samples=[*part]) for number, part in enumerate(samples)]
     return [*batches, epoch(iterable=True, indices=[], workers=workers)]
@@ -103,20 +98,9 @@ def split(first: Event, second: Event, faulty: bool = False) -> Evidence:
     return replace(each(*ranks, calls()), faulty=faulty)
 
 
-def divided(first: str, second: str, *, trains: bool = True, faulty: bool = False) -> Evidence:
-    known = [epoch(trains=not trains, loader=1)]
-    ranks = ([*known, epoch(divided=value, trains=trains)] for value in (first, second))
-    return replace(each(*ranks), faulty=faulty)
-
-
 def workers(*states: str) -> Evidence:
     begun = ([{"NumPy": state, "torch": "", "Python": ""}] for state in states)
     return two(calls(**RANDOM), *(epoch(iteration=n, epoch=n, worker_generators=one) for n, one in enumerate(begun)))
-
-
-def loaded(*samples: str) -> Evidence:
-    rows = [batch(n, iteration=n, indices=[*range(len(one))], samples=[*one]) for n, one in enumerate(samples)]
-    return two(calls(**RANDOM), *rows, *(epoch(iteration=n, epoch=n) for n in range(len(samples))))
 
 
 ORDER = [3, 1, 0, 2]
@@ -126,12 +110,9 @@ SORTED = epoch(), epoch(iteration=1, epoch=1)
 ROWS["LD001"] = [
     ("nothing calls set_epoch", "fault", epochs(*AGAIN, runs={"set_epoch": CHANGED})),
     ("the order changes", NOTHING, epochs(*CHANGED)),
-    ("an order that is not shuffled", NOTHING, epochs(*SORTED, runs={"set_epoch": CHANGED})),
     ("set_epoch changes nothing", NOTHING, epochs(*AGAIN, runs={"set_epoch": AGAIN})),
     ("shortened epochs", NOTHING, epochs(*AGAIN, told=True, runs={"set_epoch": CHANGED, "whole epochs": CHANGED})),
     ("whole epochs fail", "unclear", epochs(*AGAIN, told=True, runs={"set_epoch": CHANGED})),
-    ("one epoch", "not reached", epochs(AGAIN[0])),
-    ("no set_epoch", "not reached", epochs(*(one | {"set_epoch": []} for one in AGAIN))),
     ("no loader", "cannot tell", epochs()),
 ]
 ROWS["LD002"] = [
@@ -140,10 +121,7 @@ ROWS["LD002"] = [
     ("some samples fill a batch", NOTHING, each([epoch(indices=[0, 2, 4])], [epoch(indices=[1, 3, 0])], calls())),
     ("contents are not known", "unclear", two(epoch(indices=ORDER))),
     ("data of each rank", "not applicable", each([calls(), epoch()], [calls(100), epoch()])),
-    ("each rank takes its part of equal batches", NOTHING, divided_by_hand(*OWN)),
-    ("all ranks take equal batches", "fault", divided_by_hand(OWN[0], OWN[0])),
     ("independent runs", "not applicable", evidence(ranks=both(step(), epoch()))),
-    ("collectives are not seen", "cannot tell", evidence(ranks=both(event("init_process_group"), step(), epoch()))),
 ]
 ROWS["LD003"] = [
     ("each rank reads all", "fault", two(*stream("ab", "cd"))),
@@ -162,11 +140,6 @@ ROWS["LD005"] = [
     ("each rank splits in its own way", "fault", split({"indices": LOW}, {"indices": HIGH})),
     ("all ranks split alike", NOTHING, each(*[[epoch(), epoch(trains=False, loader=1, indices=HIGH)]] * 2, calls())),
     ("the training data are evaluated", NOTHING, split({"indices": LOW}, {"indices": LOW})),
-    ("another Subset on each rank", "fault", divided("a", "b")),
-    ("another Subset is evaluated", "fault", divided("a", "b", trains=False)),
-    ("another Subset by another fault", NOTHING, divided("a", "b", faulty=True)),
-    ("one Subset", NOTHING, divided("a", "a")),
-    ("no Subset", NOTHING, divided("a", "")),
 ]
 ROWS["LD006"] = [
     ("labels by the order of a set", "fault", each([calls(labels="12")], [calls(labels="21")], epoch())),
@@ -178,8 +151,6 @@ RANDOM: Event = {"random": 1.0, "generators": ["NumPy"]}
 ROWS["LD007"] = [
     ("workers begin alike in each epoch", "fault", workers("a", "a")),
     ("workers begin with a seed per epoch", NOTHING, workers("a", "b")),
-    ("all samples are equal in two epochs", "fault", loaded("abcd", "abcd")),
-    ("two samples are equal by chance", NOTHING, loaded("ab", "ab")),
     ("the data are not random", "not reached", two(calls(), epoch())),
 ]
 
@@ -187,48 +158,29 @@ ROWS["LD007"] = [
 # Random numbers.
 
 
-def drawing(rank: int, own: bool = False, begun: str = "", **values: Any) -> list[Event]:
-    """Returns the batches of a rank, whose generators have the states of the other rank unless `own`."""
-    events = [event("seed", seed=0, generator="NumPy")]
-    for number in range(4):
-        states = dict.fromkeys(("torch", "NumPy", "Python"), f"{rank * own} {number}")
-        later = {"at_step": states | {"NumPy": f"{rank * own} later"}} if values.get("loading") else {}
-        drawn = {"generators": states, "at_step": states, "drawn": 0, "hidden": {}, "flows": []} | values | later
-        events.append(batch(number, indices=[2 * number + rank], size=1, **drawn))
-    begin = [{"NumPy": begun, "torch": "", "Python": ""}] if begun else []
-    return [*events, epoch(indices=[rank], worker_generators=begin)]
+def draws(into: str, own: bool = False) -> Evidence:
+    """Returns ranks whose noise goes into the data or the model, from the generators of one rank unless `own`."""
+    noise = {"op": "randn_like", "values": 8, "drops": False, "place": "mine.py:9 in main", "into": into}
+    ranks = []
+    for rank in (0, 1):
+        events = [event("seed", seed=0, generator="NumPy")]
+        for number in range(4):
+            states = dict.fromkeys(("torch", "NumPy", "Python"), f"{rank * own} {number}")
+            drawn = {"generators": states, "at_step": states, "drawn": 8, "hidden": {}, "flows": [noise]}
+            events.append(batch(number, indices=[2 * number + rank], size=1, **drawn))
+        ranks.append([*events, epoch(indices=[rank])])
+    return each(*ranks)
 
 
-def draws(*more: Event, own: bool = False, **values: Any) -> Evidence:
-    return each(drawing(0, own, **values), drawing(1, own, **values), *more)
-
-
-NOISE = {"op": "randn_like", "values": 8, "drops": False, "place": "mine.py:9 in main"}
-TO_DATA, TO_MODEL = ({"drawn": 8, "flows": [NOISE | {"into": into}]} for into in ("data", "model"))
 ROWS["LD008"] = [
-    ("equal noise", "fault", draws(**TO_DATA)),
-    ("noise of each rank", NOTHING, draws(**TO_DATA, own=True)),
-    ("equal masks", "note", draws(**TO_MODEL)),
-    ("masks of each rank", NOTHING, draws(**TO_MODEL, own=True)),
-    ("one number", NOTHING, draws(drawn=1)),
-    ("noise by NumPy", "fault", draws(hidden={"NumPy": 300})),
-    ("noise by Python", "fault", draws(hidden={"Python": 300})),
-    ("few numbers of NumPy", "note", draws(hidden={"NumPy": 4})),
-    ("equal augmentations", "fault", draws(calls(**RANDOM), loading=True)),
-    ("augmentations of each rank", NOTHING, draws(calls(**RANDOM), loading=True, own=True)),
-    ("a sampler or a collate_fn draws", "note", draws(loading=True)),
-    ("no draws", NOTHING, draws(calls(**RANDOM))),
-    ("workers begin alike", "fault", each(*(drawing(rank, begun="a") for rank in (0, 1)), calls(**RANDOM))),
-    ("workers of each rank", NOTHING, each(*(drawing(rank, begun=f"{rank}") for rank in (0, 1)), calls(**RANDOM))),
+    ("equal noise", "fault", draws("data")),
+    ("noise of each rank", NOTHING, draws("data", own=True)),
+    ("equal masks", "note", draws("model")),
+    ("masks of each rank", NOTHING, draws("model", own=True)),
 ]
 
 
 # Gradients and weights of the ranks.
-
-
-def files(*paths: str) -> list[list[Event]]:
-    saved = event("saved", tensors=["a", "b"], weights=["c", "d"], keys=[])
-    return [[event("save", path=path), saved] for path in paths]
 
 
 def averaged(averages: bool) -> list[RankRecord]:
@@ -240,48 +192,16 @@ def averaged(averages: bool) -> list[RankRecord]:
     return trained(*OWN, steps=({"names": names},) * 2, later=([step(1, names=names)],) * 2, tensors=tensors)
 
 
-def reduced(times: Sequence[int]) -> list[RankRecord]:
-    """Returns ranks that reduce tensors of all weights' sizes at times, of eight steps."""
-    sizes = [collective(time, size=4) for time in times for _ in KEYS]
-    return trained(*OWN, later=([*(step(number) for number in range(1, 8)), *sizes],) * 2)
-
-
-def hooked(*results: torch.Tensor) -> list[RankRecord]:
-    """Returns ranks whose communication hook gives these gradients."""
-    tensors = [
-        {"hook_in/0/0.0": WIDE + sign, "hook_out/0/0.0": found}
-        for sign, found in zip((0.1, -0.1), results, strict=True)
-    ]
-    own = [WIDE[:4] + 0.1, WIDE[:4] - 0.1]
-    hook = event("comm_hook", name="mine")
-    return trained(*(found[:4] for found in results), WRAPPED, wrapped_pass(), hook, own=own, tensors=tensors)
-
-
 def clip(norm: float = 70.0) -> Event:
     return event("clip", function="clip_grad_norm_", limit=1.0, norm=norm)
 
 
-def parts(first: float, second: float, own: float = 0.0, known: bool = True) -> Evidence:
-    """Returns ranks that update a part of the parameters each, and send it to each other."""
-    applied = [scale * (own * one + (1 - own) * MEAN) for scale, one in zip((first, second), OWN, strict=True)]
-    events = [[event("part", keys=[f"0:{rank}"])] if known else [] for rank in (0, 1)]
-    return stepped(*applied, each=events, after="aa")
-
-
-def passes(*counts: int, after: str) -> Evidence:
-    return stepped(MEAN, MEAN, steps=[{"passes": [0] * count} for count in counts], after=after)
-
-
-def lost(size: float, *hook: Event, zero: bool = True) -> Evidence:
+def lost(size: float, zero: bool = True) -> Evidence:
     """Returns ranks with a large gradient and one of a size, which is averaged to zero."""
     own = [{"0:0": MEAN, "0:1": torch.full((4,), (1 + rank) * size)} for rank in (0, 1)]
     applied = {"0:0": MEAN, "0:1": torch.zeros(4) if zero else torch.full((4,), 1.5 * size)}
     alone = records([step()], tensors=[{"applied/0/0:1": own[0]["0:1"]}])
-    return evidence(ranks=trained(applied, applied, WRAPPED, *hook, wrapped_pass(), own=own), single=alone)
-
-
-def held(first: str, second: str) -> list[list[Event]]:
-    return [[forward(1, module="Teacher", held=value)] for value in (first, second)]
+    return evidence(ranks=trained(applied, applied, WRAPPED, wrapped_pass(), own=own), single=alone)
 
 
 def unexplained(ranks: list[RankRecord], many: list[RankRecord] | None = None, **values: Any) -> Evidence:
@@ -291,29 +211,11 @@ def unexplained(ranks: list[RankRecord], many: list[RankRecord] | None = None, *
 
 HALF = {"0:0": OWN[0], "0:1": MEAN}, {"0:0": OWN[1], "0:1": MEAN}
 UNEQUAL = ({"lr": [0.1]}, {"lr": [0.3]})
-TALKS = [collective(op="all_gather_object")]
-WIDE = torch.linspace(-1, 1, 64)
 ROWS["LD009"] = [
     ("nothing averages", "fault", stepped(*OWN)),
     ("gradients are averaged", NOTHING, stepped(MEAN, MEAN)),
-    ("the wrapper is not called", "fault", stepped(*OWN, WRAPPED)),
-    ("some parameters are averaged", "fault", stepped(*HALF)),
-    (
-        "other weights from the beginning",
-        "fault",
-        stepped(MEAN, MEAN, after="ab", tensors=[{"before/0/0:0": own} for own in OWN]),
-    ),
-    ("a hook that does not average", "fault", evidence(ranks=hooked(WIDE + 0.1, WIDE - 0.1))),
     ("weights are averaged", "not applicable", evidence(ranks=averaged(True))),
     ("weights are not averaged", "fault", evidence(ranks=averaged(False))),
-    ("an averager of torch", "not applicable", stepped(*OWN, event("average", name="Averager"))),
-    ("copies are averaged once", "not applicable", evidence(ranks=reduced([4]))),
-    ("a reduction in each step", "fault", evidence(ranks=reduced(range(1, 8)))),
-    ("a reduction at the beginning", "fault", evidence(ranks=reduced([0]))),
-    ("a model and a rate of each rank", "note", stepped(*OWN, *TALKS, steps=UNEQUAL)),
-    ("a model and a file of each rank", "note", stepped(*OWN, *TALKS, each=files("0.pt", "1.pt"))),
-    ("models in one file", "fault", stepped(*OWN, *TALKS, each=files("last.pt", "last.pt"))),
-    ("one model with other rates", NOTHING, stepped(MEAN, MEAN, *TALKS, steps=UNEQUAL)),
     ("wrapped models with other rates", "fault", stepped(*OWN, WRAPPED, steps=UNEQUAL)),
     ("no step", "not reached", evidence(ranks=both(collective()))),
 ]
@@ -329,21 +231,12 @@ ROWS["LD011"] = [
     ("each rank clips before the average", "fault", stepped(MEAN, MEAN, each=([clip()], [clip(9)]))),
     ("rank 0 scales", "fault", stepped(2 * MEAN, MEAN)),
     ("other rates", "fault", stepped(MEAN, MEAN, steps=UNEQUAL, after="ab")),
-    ("rank 1 skips a step", "fault", passes(1, 2, after="ab")),
-    ("unequal numbers of micro-batches", NOTHING, passes(1, 2, after="aa")),
     (
         "rank 1 takes more steps",
         "fault",
         stepped(MEAN, MEAN, later=([], [step(1), event("stepped", 1, weights={})])),
     ),
-    ("parts, averaged", NOTHING, parts(1, 1)),
-    ("parts, divided twice", NOTHING, parts(0.5, 0.5)),
-    ("parts, clipped on rank 0", "fault", parts(0.01, 1)),
-    ("no parts, clipped on rank 0", NOTHING, parts(0.01, 1, known=False)),
-    # What is left of an earlier step, or compressed.
-    ("parts, neither the mean nor its own", NOTHING, parts(1, 1, own=0.5)),
 ]
-ROWS["LD009"] += [("parts, not averaged", "fault", parts(1, 1, own=1))]
 ACCUMULATED = wrapped_pass(synchronizes=False), wrapped_pass()
 ROWS["LD016"] = [
     ("no_sync on the last pass", "fault", stepped(*OWN, WRAPPED, *ACCUMULATED[::-1])),
@@ -351,14 +244,11 @@ ROWS["LD016"] = [
     ("no no_sync", "not reached", stepped(MEAN, MEAN, WRAPPED, wrapped_pass())),
     ("nothing is wrapped", "not reached", stepped(MEAN, MEAN)),
 ]
-FP16 = event("comm_hook", name="fp16")
 ROWS["LD033"] = [
     ("a gradient is lost", "fault", lost(1e-1)),
     ("a gradient is averaged", NOTHING, lost(1e-1, zero=False)),
     # As of the bias of a key in attention, which is zero in exact arithmetic.
     ("rounding is lost", NOTHING, lost(1e-9)),
-    ("a hook loses a gradient", "fault", lost(1e-1, FP16)),
-    ("a hook loses what is below 16 bits", NOTHING, lost(3e-8, FP16)),
     ("a collective is not waited for", "fault", two(event("not_waited", op="all_reduce", of="mine.py:7 in main"))),
     ("several passes", "cannot tell", stepped(MEAN, MEAN, WRAPPED, wrapped_pass(), wrapped_pass())),
 ]
@@ -366,13 +256,8 @@ SAME, APART = trained(MEAN, MEAN), trained(MEAN, MEAN, after="ab")
 ROWS["LD036"] = [
     ("an optimizer of each rank", "fault", unexplained(APART)),
     ("equal weights", NOTHING, unexplained(SAME)),
-    ("other rates", "fault", unexplained(trained(MEAN, MEAN, after="ab", steps=UNEQUAL))),
     ("other gradients", "fault", unexplained(trained(MEAN, torch.tensor([1.0, 0, 5, 0]), after="ab"))),
-    ("a teacher of each rank", "fault", unexplained(trained(MEAN, MEAN, later=held("a", "b")))),
-    ("one teacher", NOTHING, unexplained(trained(MEAN, MEAN, later=held("a", "a")))),
     ("weights that differ later", "fault", unexplained(SAME, APART)),
-    ("weights that differ later, and another difference", "fault", unexplained(SAME, APART, explained=True)),
-    ("weights that differ later by another fault", NOTHING, unexplained(SAME, APART, faulty=True)),
     ("another check explains it", NOTHING, unexplained(APART, explained=True)),
     ("another gradient than one process", "unclear", unexplained(SAME, reference=RankComparison(0.5))),
     ("not compared", "cannot tell", unexplained(SAME, reference=RankComparison(cannot="it hung"))),
@@ -387,18 +272,6 @@ def compared(difference: float = 0.5, ranks: list[RankRecord] = STEPS, **values:
     return evidence(RankComparison(difference, differences=(difference,), **values), later, ranks=ranks)
 
 
-def labelled(factors: Sequence[float], weights: Sequence[float], counts: Sequence[int] = (10, 30)) -> Evidence:
-    """Returns ranks whose losses are multiples of means over labels, and whose gradient is a mean of the ranks'."""
-    means = [
-        [event("mean_of_labels", value=2.0, count=count), event("backward", loss=2.0 * factor)]
-        for factor, count in zip(factors, counts, strict=True)
-    ]
-    own = torch.eye(2)
-    applied = weights[0] * own[0] + weights[1] * own[1]
-    limits = "one process got micro-batches"
-    return evidence(RankComparison(limits=limits), ranks=trained(applied, applied, each=means, own=own))
-
-
 def scaled(factor: float, residual: float = 0.0, **values: Any) -> Evidence:
     applied = (((factor / 2, factor / 2), residual),) * 2
     return compared(
@@ -406,17 +279,9 @@ def scaled(factor: float, residual: float = 0.0, **values: Any) -> Evidence:
     )
 
 
-def by_hook(*results: torch.Tensor) -> Evidence:
-    return evidence(EQUAL, ranks=hooked(*results))
-
-
 def combined(*events: Event, second: Sequence[Event] | None = None, **values: Any) -> Evidence:
     ranks = records([*events, step()], [*(events if second is None else second), step()])
     return compared(ranks=ranks, weights=(0.5, 0.4), residual=0.1, **values)
-
-
-def queue(*values: str) -> list[Event]:
-    return [wrapped_pass(buffers=True), *(forward(1, buffers={"mask": "m", "queue": value}) for value in values)]
 
 
 NORM = both(collective(), forward(sensitive=["norm"]), step())
@@ -432,27 +297,13 @@ ROWS["LD013"] = [
     ("equal numbers of labels", NOTHING, compared(1e-15, weights=(0.5, 0.5))),
     ("nearly equal numbers", "note", compared(4e-4, weights=(0.5002, 0.4998))),
     ("no combination of the ranks' gradients", NOTHING, compared(weights=(0.6, 0.4), residual=0.1)),
-    ("unequal numbers in micro-batches", "fault", labelled((1, 1), (0.5, 0.5))),
-    ("micro-batches, summed", "fault", labelled((0.5, 0.5), (1, 1))),
-    ("micro-batches, divided by the global number", "cannot tell", labelled((0.5, 1.5), (0.5, 0.5))),
-    ("micro-batches, weighted gradients", "cannot tell", labelled((1, 1), (0.25, 0.75))),
 ]
-HALVED = WIDE.half().float()
 ROWS["LD014"] = [
     ("gradients are summed", "fault", scaled(2)),
     ("gradients are averaged", NOTHING, scaled(1)),
     ("the loss is divided twice", "fault", scaled(0.5)),
     ("micro-batches and a factor of no division", "cannot tell", scaled(1.3, method=MICRO_BATCHES)),
-    ("micro-batches that are summed", "fault", scaled(2, method=MICRO_BATCHES)),
-    ("passes that are summed again", "fault", scaled(1, 0.2, passes=(2.0, 1.0))),
     ("another gradient after the average", "unclear", scaled(1, 0.2)),
-    ("no combination of the ranks' gradients", NOTHING, compared(weights=(0.3, 0.3), residual=0.1)),
-    ("a hook sums", "fault", by_hook(2 * HALVED, 2 * HALVED)),
-    ("a hook divides twice", "fault", by_hook(WIDE / 2, WIDE / 2)),
-    ("a hook averages", NOTHING, by_hook(WIDE, WIDE)),
-    ("a hook averages in 16 bits", NOTHING, by_hook(HALVED, HALVED)),
-    ("a hook keeps one direction, as PowerSGD", NOTHING, by_hook(WIDE.clamp(min=0), WIDE.clamp(min=0))),
-    ("a hook returns zeros", NOTHING, by_hook(0 * WIDE, 0 * WIDE)),
     ("not compared", "cannot tell", evidence(RankComparison(cannot="it hung"), ranks=STEPS)),
 ]
 GATHERED = collective(op="all_gather")
@@ -463,8 +314,6 @@ ROWS["LD015"] = [
     ("a module combines the samples", DEPENDS, combined(module="mix", module_class="Mix")),
     ("dropout in another order", "cannot tell", combined(module="drop", module_class="Dropout")),
     ("outputs are not known", "cannot tell", combined(modules_seen=False)),
-    ("a queue of each rank", "fault", combined(*queue("a"), second=queue("b"), step=1)),
-    ("one queue", DEPENDS, combined(*queue("a"), step=1)),
 ]
 
 
@@ -481,23 +330,8 @@ def schedule(
     return evidence(ranks=both(*several, END), single=records([*one, END]))
 
 
-def twice(total: int) -> Evidence:
-    """Returns a cosine of this length that steps twice per optimizer step; on one process it has 40 steps."""
-    several, one = (
-        event("ahead", calls=calls, rates=[math.cos(number / length) for number in range(calls, 400)])
-        for calls, length in ((10, total), (5, 40))
-    )
-    called, alone = ([event("scheduler", n, scheduler=0) for n in range(1, 6)] * times for times in (2, 1))
-    return evidence(ranks=both(step(), *called, several), single=records([step(), *alone, one]))
-
-
 def cosine(number: float, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(number / total, 1)))
-
-
-def warm(number: int, total: int) -> float:
-    """A warm-up of two steps, however many ranks there are."""
-    return (number + 1) / 3 if number < 2 else cosine(number, total)
 
 
 def constant(rate: float) -> Callable[[int], float]:
@@ -540,16 +374,10 @@ def frozen(*digests: str) -> Evidence:
 ROWS["LD017"] = [
     ("a schedule that advances once per rank", "fault", schedule(lambda n: cosine(2 * n, 20), lambda n: cosine(n, 40))),
     ("a schedule by samples", NOTHING, schedule(lambda n: cosine(n, 20), lambda n: cosine(n, 40))),
-    ("a warm-up of as many steps", NOTHING, schedule(lambda n: warm(n, 20), lambda n: warm(n, 40))),
     ("a warm-up from 0 by samples", NOTHING, schedule(lambda n: 2 * n / 100, lambda n: n / 100)),
     ("a warm-up that is half as long", "fault", schedule(lambda n: 2 * n / 20, lambda n: n / 40)),
     ("a warm-up to the rate of all ranks", DEPENDS, schedule(lambda n: 1 + n / 3, constant(1))),
     ("a rate times the ranks", "not reached", schedule(constant(0.2), constant(0.1))),
-    ("a rate times the square of the ranks", "fault", schedule(constant(0.4), constant(0.1))),
-    ("the base of a schedule, scaled", "not reached", schedule(constant(0.4), constant(0.2), (0.2, 0.1), 1)),
-    ("the base of a schedule, scaled twice", "fault", schedule(constant(0.4), constant(0.1), (0.4, 0.1), 1)),
-    ("steps twice, and is shorter already", "fault", twice(20)),
-    ("steps twice", "note", twice(40)),
 ]
 ROWS["LD018"] = [
     ("clipped while scaled", "fault", scaler("scale clip step")),
@@ -620,9 +448,7 @@ def reported(value: float, key: str = "a.py:9", **values: Any) -> Event:
     return event("reported", 1, **({"values": [(value, 1e-3, "accuracy")], "key": key, "name": ""} | values))
 
 
-def program(
-    value: float, alone: float, *ranks: Event, own: bool = True, large: bool = False, **of_one: Any
-) -> Evidence:
+def program(value: float, alone: float, *ranks: Event, own: bool = True, **of_one: Any) -> Evidence:
     """Returns a program that reports `value` on two ranks and `alone` on one process.
 
     Args:
@@ -630,22 +456,19 @@ def program(
         alone: What one process reports.
         ranks: What both ranks report beside it.
         own: Whether the samples of rank 1 do not change it.
-        large: Whether small samples change nothing, as those of one class do.
-        of_one: `weights` and `indices` of one process; `progress`: whether numbers are reported between the batches.
+        of_one: `weights` and `indices` of one process.
     """
 
     def evaluation_of(found: list[int], told: float | None, weights: str = "w") -> list[Event]:
         numbers = [reported(told)] if told is not None else []
         one = batch(1, trains=False, loader=1, iteration=1, indices=found)
-        between = [*numbers, one] if of_one.get("progress") else []
-        return [one, forward(gradients=False, weights=weights), *between, *numbers, END]
+        return [one, forward(gradients=False, weights=weights), *numbers, END]
 
     def run(spec: Spec) -> list[RankRecord]:
         if spec.world_size == 1:
             return records(evaluation_of(of_one.get("indices", [0, 1]), alone, of_one.get("weights", "w")))
         first, *_ = spec.interventions.get("perturb", (None,))
-        changes = first == 0 or (first == 1 and not own)
-        seen = 0.9 if changes and (not large or spec.interventions["factor"] < 0) else value
+        seen = 0.9 if first == 0 or (first == 1 and not own) else value
         return records(evaluation_of([0], seen), evaluation_of([1], None))
 
     known = [collective(), step(), epoch(trains=False, loader=1)]
@@ -666,7 +489,6 @@ ROWS["LD023"] = [
     ("each sample counts once", NOTHING, evaluation([0, 2, 4], [1, 3])),
     ("all ranks evaluate all", NOTHING, evaluation([0, 1, 2], [0, 1, 2])),
     ("no number is seen", "unclear", evaluation([0, 2, 4], [1, 3, 0])),
-    ("the same position is another sample", NOTHING, evaluation([0, 1], [0, 1, 2], divided="other")),
     ("nothing is evaluated", "not reached", two(epoch())),
     ("the indices are not known", "cannot tell", two(epoch(trains=False, drained=False))),
 ]
@@ -675,12 +497,10 @@ MONITORED = event("monitor", name="accuracy", callback="EarlyStopping")
 ROWS["LD024"] = [
     ("the metric of rank 0", "fault", program(0.385, 0.32)),
     ("the metric of all samples", NOTHING, program(0.32, 0.32)),
-    ("the metric of rank 0, seen by large samples alone", "fault", program(0.385, 0.32, large=True)),
     ("a mean of the ranks' metrics", DEPENDS, program(0.385, 0.32, own=False)),
     ("a sum over the ranks", "fault", program(0.64, 0.32, own=False)),
     ("the metric of rank 0, logged by a Trainer", "note", program(0.385, 0.32, BY_TRAINER)),
     ("the metric of rank 0, by which it stops", "fault", program(0.385, 0.32, BY_TRAINER, MONITORED)),
-    ("numbers between the batches", NOTHING, program(0.385, 0.32, progress=True)),
     ("other weights on one process", "cannot tell", program(0.385, 0.32, weights="other")),
     ("fewer samples on one process", "cannot tell", program(0.385, 0.32, indices=[0])),
     ("no validation", "not reached", two(epoch())),
@@ -819,24 +639,11 @@ ROWS["LD034"] = [
     ("the ranks decide alike", NOTHING, following(LOOP, {6: [8, 7], 8: [2, 2]}, {6: [8, 7], 8: [2, 2]})),
     ("a decision by the rank", NOTHING, following(LOOP, {4: [5, 5]}, {4: [6, 6]})),
     ("a rank saves by its own loss", "fault", following(SAVING, {4: [5, 2, 5]}, {4: [5, 5, 5]}, saves=5)),
-    ("a method gets the loss of a rank", "fault", stopping("stopper.update(loss)", 1.5, 1.25)),
     ("a rank will stop by its own loss", "fault", stopping("loss > best", 1.5, 1.25)),
     ("rounding", NOTHING, stopping("loss > best", 1.5, 1.5 + 1e-9)),
-    ("a number of the steps", NOTHING, stopping("count > most", 3.0, 4.0)),
     ("a number of rank 0", NOTHING, stopping("rank == 0 and loss > best", 1.5, 1.25)),
-    ("a number of the main process", NOTHING, stopping("self.is_global_zero and loss > best", 1.5, 1.25)),
-    ("a mask is no rank", "fault", stopping("mask.nonzero().any() or loss < best", 1.5, 1.25)),
     ("a guard skips a step", "fault", skipping("if guard.rejects(loss):", "    continue", "step()")),
-    ("a step by a condition", "fault", skipping("if loss < most:", "    step()")),
-    ("a step in the else", "fault", skipping("if loss < most:", "    pass", "else:", "    step()")),
     ("a step in any case", NOTHING, skipping("if loss < most:", "    step()", "else:", "    step()")),
-    ("a report by a condition", NOTHING, skipping("if loss > most:", "    report()", "step()")),
-    ("skips what follows the step", NOTHING, skipping("step()", "if loss > most:", "    continue")),
-    (
-        "continues another loop",
-        NOTHING,
-        skipping("if loss > most:", "    for _ in (1, 2):", "        continue", "step()"),
-    ),
     (
         "a schedule of each rank",
         "fault",
@@ -854,45 +661,19 @@ def loads(matched: int, *keys: str) -> Event:
     )
 
 
-def at_once(end: str, begun: dict[str, str], drawn: str = "draws") -> Evidence:
-    """Returns two epochs of a module at once, and those with a checkpoint between them."""
-
-    def record(weights: str, own: dict[str, str], gradient: float, digest: str, first: int) -> list[RankRecord]:
-        steps = [step(number) for number in range(first + 1)]
-        one = batch(samples=["s"], draw_digest=digest, at_step={})
-        events = [*steps, one, event("begin", first, values=own), event("state", values={"weights w": weights}), END]
-        tensors = {f"before/{first}/0:0": torch.ones(2), f"applied/{first}/0:0": torch.full((2,), gradient)}
-        return records(events, tensors=[tensors])
-
-    known = {"attribute teacher 0.weight": "a", "attribute center": "a"}
-    whole = record("end", known, 1.0, "draws", 1)
-    resumed = record(end, known | begun, 2.0, drawn, 0)
-    return evidence(ranks=whole, single=whole, runs={"evaluate1 resume": resumed})
+AVERAGE = {"copies": [{"id": "1", "name": "dict", "digests": ["average"]}]}
 
 
-def first_call(values: str, generator: str, length: str) -> Event:
-    return forward(inputs=[values, length], generators={"torch": generator})
-
-
-def restarted(*calls: Event, epochs: Sequence[int] = (), again: int = 0, **changes: Any) -> Evidence:
+def restarted(**changes: Any) -> Evidence:
     """Returns a program that saves an average and a schedule after step 3 and is started again, with changes."""
     saved = event("saved", 3, optimizers=1, stateful=1, file="last.pt", keys=["last_epoch"], schedulers=["StepLR"])
-    saved |= {"tensors": ["w", "average"], "weights": ["w"], "states": ["moments"]}
-    saved["copies"] = [{"id": "1", "name": "dict", "digests": ["average"]}]
+    saved |= {"tensors": ["w", "average"], "weights": ["w"], "states": ["moments"], **AVERAGE}
     surveys = [event("copies", number, digests={"1": f"average {number}"}) for number in range(4)]
     steps = [step(number, lr=[0.1 * 0.5**number]) for number in range(5)]
-    told = [event("set_epoch", 3 * number, number=number) for number in epochs]
-    firsts = [[*surveys, *steps, saved, *told, CALLS[rank] | {"step": 3}, END] for rank in (0, 1)]
-    begun: Event = {"weights": ["w"], "states": ["moments"], "copies": {"7": ["average"], "8": ["average"]}}
-    ranks = []
-    for rank in (0, 1):
-        own = {**begun, **changes} if rank or "states" not in changes else begun
-        later = {**begun, "copies": {"7": ["later"], "8": ["average"]}}
-        continued = [event("continued", number, **values) for number, values in enumerate((own, later))]
-        numbers = [event("set_epoch", number=again)] if epochs else []
-        ranks.append([*continued, *numbers, step(lr=changes.get("lr", steps[3]["lr"])), *calls[rank : rank + 1], END])
-    runs = {"interrupted": both(END), "started again": records(*ranks)}
-    return evidence(ranks=records(*firsts), runs=runs)
+    begun: Event = {"weights": ["w"], "states": ["moments"], "copies": {"7": ["average"]}, **changes}
+    continued = [event("continued", **begun), event("continued", 1, **begun | {"copies": {"7": ["later"]}})]
+    runs = {"interrupted": both(END), "started again": both(*continued, step(lr=steps[3]["lr"]), END)}
+    return evidence(ranks=both(*surveys, *steps, saved, END), runs=runs)
 
 
 def saving(source: str = "", **changes: Any) -> Callable[[Path], Evidence]:
@@ -915,13 +696,10 @@ ROWS["LD026"] = [
     ("other keys, then those of the module", NOTHING, two(loads(0, "module.a.weight"), loads(2))),
     ("no state is loaded", "not reached", two()),
 ]
-CALLS = [first_call("x0", "g0", "0"), first_call("x1", "g1", "1")]
-AVERAGE = {"copies": [{"id": "1", "name": "dict", "digests": ["average"]}]}
 RESUME = "optimizer.load_state_dict(state['opt'])\nnet.load_state_dict(state['net'])\n"
 ROWS["LD025"] = [
     ("an average is not in the checkpoint", "fault", saving(**AVERAGE)),
     ("all is restored", NOTHING, restarted()),
-    ("the state of an optimizer is not in the checkpoint", "fault", saving(stateful=2)),
     ("a schedule is restarted", "fault", saving(RESUME)),
     ("no optimizer is restored", "note", saving("net.load_state_dict(state['net'])\n")),
     ("a schedule is restored", "note", saving(RESUME + "scheduler.load_state_dict(state['lr'])\n")),
@@ -930,39 +708,15 @@ ROWS["LD025"] = [
         "note",
         saving(RESUME + "schedule = StepLR(optimizer, 3, last_epoch=epoch)\n"),
     ),
-    ("a schedule is set to its position", "note", saving(RESUME + "schedule.last_epoch = epoch\n")),
     ("a schedule steps to its position", "note", saving(RESUME + "for _ in range(epoch):\n    schedule.step()\n")),
-    ("a schedule gets its position", "note", saving(RESUME + "scheduler.step(epoch)\n")),
     ("a schedule steps in training", "fault", saving(RESUME + "for x in loader:\n    train(x)\n    schedule.step()\n")),
-    ("code that cannot be read", "note", saving("def (:\n")),
     (
         "neither a schedule nor a position is saved",
         "fault",
         saving("model.load_state_dict(torch.load('a.pt'))", keys=[]),
     ),
-    ("the same, by a library", "fault", saving("accelerator.load_state('folder')", keys=[])),
     ("the same, and nothing is loaded yet", "note", saving("rows = json.load(file)", keys=[])),
-    ("rank 1 does not restore its optimizer", "fault", restarted(states=[""])),
-    ("an average begins again", "fault", restarted(copies={"7": ["begun again"], "8": ["average"]})),
-    ("the rate begins again", "fault", restarted(lr=[0.1])),
     ("the program does not resume", "cannot tell", restarted(weights=["initial"])),
-    ("a finished epoch is trained again", "fault", restarted(epochs=(0, 1), again=0)),
-    ("the next epoch is trained", NOTHING, restarted(epochs=(0, 1), again=1)),
-    ("each rank continues with its own", NOTHING, restarted(*CALLS)),
-    ("all ranks take the samples of rank 0", "fault", restarted(CALLS[0], first_call("x0", "g1", "1"))),
-    (
-        "another order, a length that is equal by chance",
-        NOTHING,
-        restarted(first_call("y0", "h0", "0"), first_call("y1", "h1", "0")),
-    ),
-    ("the noise of rank 0", "fault", restarted(CALLS[0], first_call("y1", "g0", "1"))),
-    ("the dropout of rank 0", "note", restarted(CALLS[0], first_call("x1", "g0", "1"))),
-    ("the zeros of a recurrent network", NOTHING, restarted(first_call("0", "g0", "0"), first_call("0", "g1", "1"))),
-    ("a module is restored", NOTHING, at_once("end", {})),
-    ("a module loses a teacher", "fault", at_once("other", {"attribute teacher 0.weight": "other"})),
-    ("a module loses a tensor", "fault", at_once("other", {"attribute center": "other"})),
-    ("a module draws other numbers", "cannot tell", at_once("other", {}, "other draws")),
-    ("no state is seen that a module lacks", "cannot tell", at_once("other", {})),
     ("nothing is saved", "not reached", two()),
 ]
 
