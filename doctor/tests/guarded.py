@@ -1,15 +1,12 @@
-"""Runs every way of writing in a protected process, without an examination: `python guarded.py FOLDER [--kill]`.
+"""Runs every way of writing in a protected process, without an examination: `python guarded.py FOLDER`.
 
 It prints one line of JSON per way: whether the program saw its writes, what has changed, and which protection it had.
 """
 
 import json
 import os
-import random
-import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -48,15 +45,7 @@ def exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def write_forever() -> None:
-    while True:
-        try:
-            random.choice(list(writing_programs.WAYS.values()))()
-        except Exception:  # noqa: S112
-            continue
-
-
-def main(folder: Path, *, kill: bool) -> None:
+def main(folder: Path) -> None:
     examination = folder / "examination"
     examination.mkdir()
     protection = Protection(examination)
@@ -66,10 +55,7 @@ def main(folder: Path, *, kill: bool) -> None:
         writing_programs.prepare(place)
         os.chdir(place / "work")
         before = snapshot(place)
-        pid = start(protection, Spec(Target("a:b")), write_forever if kill else work)
-        if kill:
-            time.sleep(random.random())
-            os.kill(pid, signal.SIGKILL)
+        pid = start(protection, Spec(Target("a:b")), work)
         code, after = exit_code(pid), snapshot(place)
         changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
         row = {"way": way, "saw": code == 0, "changed": changed, "protection": protection.kind}
@@ -79,4 +65,4 @@ def main(folder: Path, *, kill: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), kill="--kill" in sys.argv)
+    main(Path(sys.argv[1]))

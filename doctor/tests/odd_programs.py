@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -16,20 +15,21 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 
-def train(rank, world_size, model, before_step=lambda step: None, optimizer=None):
+def train(rank, world_size, model, before_step=lambda step: None, counts=False):
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     generator = torch.Generator().manual_seed(0)
     dataset = TensorDataset(torch.randn(64, 16, generator=generator), torch.randint(0, 4, (64,), generator=generator))
     sampler = DistributedSampler(dataset, world_size, rank)
     ddp = DistributedDataParallel(model)
-    optimizer = optimizer or torch.optim.SGD(ddp.parameters(), 0.1)
-    for epoch in range(2):
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    for epoch in range(3 if counts else 2):
         sampler.set_epoch(epoch)
-        for step, (x, y) in enumerate(DataLoader(dataset, 8, sampler=sampler)):
+        for step, (x, y) in enumerate(DataLoader(dataset, 4 if counts else 8, sampler=sampler)):
             before_step(step)
             optimizer.zero_grad()
             F.cross_entropy(ddp(x), y).backward()
             optimizer.step()
+        assert not counts or step == 7, f"{step + 1} batches in epoch {epoch}"
     dist.destroy_process_group()
 
 
@@ -104,43 +104,7 @@ def saves(rank, world_size):
 
 def counts_its_samples(rank, world_size):
     """Expects that each epoch has all batches of its loader, as programs do that check themselves."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
-    torch.manual_seed(0)
-    dataset = TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
-    sampler = DistributedSampler(dataset, world_size, rank)
-    model = DistributedDataParallel(nn.Linear(16, 4))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        seen = 0
-        for x, y in DataLoader(dataset, 4, sampler=sampler):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            seen += len(x)
-        assert seen == len(sampler), f"{seen} samples in epoch {epoch}"
-    dist.destroy_process_group()
-
-
-def names_its_folder(rank, world_size):
-    """One rank alone prepares a folder before training, and the learning rate is a number of NumPy."""
-    folder = ""
-    if owns_the_run(rank):
-        folder = os.path.join("runs", "mine")
-        if os.path.exists(folder):
-            return
-
-    def warm_up(step):
-        for group in optimizer.param_groups:
-            group["lr"] = np.float64(0.1) * min(1, (step + 1) / 4)
-
-    model = nn.Linear(16, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    train(rank, world_size, model, warm_up, optimizer)
-
-
-def owns_the_run(number):
-    return number == 0
+    train(rank, world_size, nn.Linear(16, 4), counts=True)
 
 
 def does_nothing(rank, world_size):

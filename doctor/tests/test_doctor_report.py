@@ -15,7 +15,7 @@ from example_report import FAULT, example, hostile
 
 import ddp_doctor
 from ddp_doctor.faults import describe
-from ddp_doctor.findings import REASONS, CheckState, Comparison, Finding, Report, State, Verdict
+from ddp_doctor.findings import REASONS, Comparison, Finding, Report, State, Verdict
 from ddp_doctor.output.formats import FORMATS, formatted
 from ddp_doctor.output.page import curve_of, page_of
 from ddp_doctor.output.terminal import print_text, report_text
@@ -56,32 +56,10 @@ def test_the_text_has_the_verdict_first_and_what_is_open() -> None:
     order = ["1 fault found", "mine:Lit on 2 ranks", "LD012", "LD017", "LD013", "LD032", "stacks of rank 0", "meant"]
     assert sorted(order, key=text.index) == order
     flat = " ".join(text.split())
-    for part in (
-        "step 0; net.bn1; 2.4e-02 of the update at mine.py:41 in training_step fix: Convert batch norm",
-        "cannot tell: LD014, LD015: The loss is not finite.",
-        "Files in /data can be read, but not written. The code connected to a:443",
-        "2 emulated GPUs",
-    ):
-        assert part in flat
+    open_points = "LD014, LD015: The loss is not finite.", "in /data can be read, but not written", "2 emulated GPUs"
+    assert all(part in flat for part in open_points)
     assert "does not predict" not in flat
     assert "does not predict" in report_text(example(), verbose=True)
-    shared = [CheckState(check.code, State.CANNOT_TELL, "It hung.") for check in example().checks]
-    assert "all 8 checks: It hung." in report_text(replace(example(), checks=shared))
-
-
-@pytest.mark.parametrize(
-    ("compared", "said"),
-    [
-        (Comparison(True), ""),
-        (Comparison(reason="it hung", option="A longer --timeout may help."), "it hung. A longer --timeout may help."),
-        (None, "none of the chosen checks needs it."),
-    ],
-)
-def test_the_first_line_says_if_nothing_was_compared(compared: Comparison | None, said: str) -> None:
-    report = Report("a:b", 2, checks=[CheckState("LD001", State.MADE)], comparison=compared)
-    first = " ".join(report_text(report).partition("a:b")[0].split())
-    assert (first == "No fault found.") is not bool(said)
-    assert first.endswith(said)
 
 
 @pytest.mark.parametrize("width", [60, 118])
@@ -118,11 +96,6 @@ def test_colors_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch
     assert shown(Screen()) == "\x1b[1;31m✗ LD012 Batch norm\x1b[0m\nrest\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert shown(Screen()) == shown(io.StringIO()) == "✗ LD012 Batch norm\nrest\n"
-
-
-def test_a_reader_that_has_gone_ends_nothing(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        print_text("x" * 100_000, full)
 
 
 def test_the_page_is_self_contained_and_draws_the_differences() -> None:
@@ -166,15 +139,6 @@ def test_a_result_is_in_the_line_of_the_user(monkeypatch: pytest.MonkeyPatch, tm
     # A workflow runs in a folder of the repository.
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
     assert "::error file=src/my model.py,line=41,title=LD009 " in formatted(report, "github")
-
-
-def test_an_annotation_is_one_line_and_one_command() -> None:
-    commands = [line for line in formatted(example(error="x\ny"), "github").splitlines() if line.startswith("::")]
-    kinds = ["::error", "::warning", "::warning", "::notice", "::error"]
-    assert [line.split(" ")[0] for line in commands] == kinds
-    assert "file=mine.py,line=41,title=LD012 Batch norm" in commands[0]
-    assert "%0Astep 0; net.bn1" in commands[0]
-    assert "title=LD032 Ranks write one file%2C or do not end::" in commands[3]
 
 
 def test_the_checks_are_cases_of_junit() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from doctor_support import on_ranks, run_forked
+from projects.cases import cases
 from torch import nn
 from torch.nn import functional as F
 
@@ -25,7 +26,7 @@ from ddp_doctor.output.terminal import report_text
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
 
-PROGRAMS = Path(__file__).with_name("gpu_programs")
+PROGRAMS = {case.name: case for case in cases("gpus.txt")}
 # On a busy machine, a run needs more seconds.
 TIMEOUT = float(os.environ.get("DOCTOR_TIMEOUT", "60"))
 
@@ -306,21 +307,21 @@ def test_the_gpus_of_a_machine_are_used_if_there_are_enough(
 @pytest.mark.parametrize(
     ("name", "options", "exit_code", "gpus", "codes"),
     [
-        ("trained_on_gpus.py", {"only": ["structural"]}, 0, 2, []),
-        ("trained_on_gpus.py", {"gpu_as_cpu": False}, 2, 0, []),
-        ("any_device.py", {"only": ["structural"]}, 0, 0, []),
-        ("same_noise_on_gpus.py", {}, 1, 2, ["LD008"]),
-        ("spawned_per_gpu.py", {}, 1, 2, ["LD001"]),
-        ("own_kernel.py", {}, 2, 2, []),
+        ("trained_on_gpus", {"only": ["structural"]}, 0, 2, []),
+        ("trained_on_gpus", {"gpu_as_cpu": False}, 2, 0, []),
+        ("any_device", {"only": ["structural"]}, 0, 0, []),
+        ("same_noise_on_gpus", {}, 1, 2, ["LD008"]),
+        ("spawned_per_gpu", {}, 1, 2, ["LD001"]),
+        ("own_kernel", {}, 2, 2, []),
     ],
 )
 def test_a_program_for_gpus_is_examined_without_one(
     name: str, options: dict[str, Any], exit_code: int, gpus: int, codes: list[str]
 ) -> None:
-    ranks = "2" if name == "any_device.py" else "gpu"
+    ranks = "2" if name == "any_device" else "gpu"
     start = [sys.executable] if name.startswith("spawned") else ["torchrun", f"--nproc-per-node={ranks}"]
-    report = examine(command=[*start, str(PROGRAMS / name)], timeout=TIMEOUT, **options)
+    report = examine(command=[*start, str(PROGRAMS[name].path)], timeout=TIMEOUT, **options)
     found = report.exit_code, report.emulated_gpus, [finding.code for finding in report.faults]
     assert found == (exit_code, gpus, codes), report
     # A failure under the emulation is called a limit of the doctor.
-    assert ("limit of the doctor" in report_text(report)) == (name == "own_kernel.py")
+    assert ("limit of the doctor" in report_text(report)) == (name == "own_kernel")

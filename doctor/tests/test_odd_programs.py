@@ -77,8 +77,6 @@ def test_a_program_that_does_not_end_well_is_reported(name: str, code: int, said
         ("is_not_deterministic", "different weights"),
         ("has_no_64_bits", "in 32 bits"),
         ("counts_its_samples", "whole epochs"),
-        # What one rank alone decides before training.
-        ("names_its_folder", ""),
     ],
 )
 def test_what_an_odd_program_needs_is_no_fault(name: str, said: str, work: Path) -> None:

@@ -1,7 +1,6 @@
 """Programs that write in many ways, over files that exist and beside them; each sees what it has written."""
 
 import contextlib
-import logging
 import os
 import random
 import shutil
@@ -11,13 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import lightning.pytorch as pl
 import numpy as np
-import torch
-from lightning.pytorch.demos.boring_classes import BoringModel
-from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
 
 # What these write outside of the working folder is denied to a copy of it.
 OUTSIDE = {"links", "absolute paths"}
@@ -28,7 +22,7 @@ def prepare(folder: Path) -> None:
     work, outside = folder / "work", folder / "outside"
     (work / "old" / "deep").mkdir(parents=True)
     outside.mkdir()
-    for name in ("model.pt", "model.ckpt", "model.safetensors", "mine.txt", "mine.log", "old/a", "old/deep/b"):
+    for name in ("model.pt", "model.ckpt", "mine.txt", "mine.log", "old/a", "old/deep/b"):
         (work / name).write_text(f"mine: {name}")
     (outside / "precious").write_text("a week of training")
     (work / "link").symlink_to(outside / "precious")
@@ -50,33 +44,6 @@ def opened() -> None:
         file.write("+")
     assert open("mine.log").read() == "mine: mine.log+"
     assert "fresh.bin" in os.listdir()
-
-
-def by_pathlib() -> None:
-    Path("mine.txt").write_text("new")
-    Path("new/deep").mkdir(parents=True)
-    Path("new/deep/file").touch()
-    assert Path("mine.txt").read_text() == "new"
-    assert [path.name for path in Path("new").rglob("*")] == ["deep", "file"]
-
-
-def tensors_saved() -> None:
-    for path in ("model.pt", "new.pt"):
-        torch.save({"x": torch.ones(2)}, path)
-        assert torch.load(path)["x"].sum() == 2
-    save_file({"x": torch.ones(2)}, "model.safetensors")
-    assert load_file("model.safetensors")["x"].sum() == 2
-
-
-def trainer_saved() -> None:
-    trainer = pl.Trainer(
-        max_steps=1, logger=False, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[pl.callbacks.ModelCheckpoint("checkpoints", save_last=True)],
-    )  # fmt: skip
-    trainer.fit(BoringModel())
-    trainer.save_checkpoint("model.ckpt")
-    assert "state_dict" in torch.load("model.ckpt", weights_only=True)
-    assert "last.ckpt" in os.listdir("checkpoints")
 
 
 def array_saved() -> None:
@@ -132,19 +99,6 @@ def other_processes() -> None:
     assert not {"old", "mine.txt"} & set(os.listdir())
 
 
-def logged() -> None:
-    handler = logging.FileHandler("mine.log")
-    logger = logging.Logger("test")
-    logger.addHandler(handler)
-    logger.warning("hello")
-    handler.close()
-    assert "hello" in Path("mine.log").read_text()
-    writer = SummaryWriter("board")
-    writer.add_scalar("x", 1.0, 1)
-    writer.close()
-    assert any("tfevents" in name for name in os.listdir("board"))
-
-
 def linked() -> None:
     Path("link").write_text("new")
     assert (Path("..") / "outside" / "precious").read_text() == "new"
@@ -180,16 +134,12 @@ def changed() -> None:
 
 WAYS = {
     "open": opened,
-    "pathlib": by_pathlib,
-    "torch.save and safetensors": tensors_saved,
-    "the Trainer and ModelCheckpoint": trainer_saved,
     "np.memmap and np.save": array_saved,
     "os.replace and os.rename": replaced,
     "os.remove and shutil.rmtree": removed,
     "shutil.copy, copytree and move": copied,
     "sqlite3": database,
     "a shell and another Python": other_processes,
-    "logging and TensorBoard": logged,
     "links": linked,
     "absolute paths": outside,
     "chmod, utime and truncate": changed,
