@@ -16,7 +16,7 @@ from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training, comparison_of
 from ddp_doctor.evidence.defect import defect_of_the_doctor
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.requirements import several_ranks, unmet
+from ddp_doctor.evidence.requirements import ask
 from ddp_doctor.faults import choose_checks
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
@@ -296,12 +296,7 @@ class _Examination:
     def _ask(self, check: ModuleType) -> Sequence[Finding]:
         """Returns what a check finds, or why it was not made."""
         try:
-            found: list[Finding] = check.check(self.evidence)
-            if all(finding.verdict is Verdict.NOT_REACHED for finding in found):
-                # What was not reached before a rank failed may come later.
-                missing = unmet(self.evidence, getattr(check, "NEEDS", ()))
-                return [missing] if missing and (not found or several_ranks(self.evidence)) else found
-            return found
+            return ask(check, self.evidence)
         except StoppedError:
             raise
         except Exception as error:

@@ -11,9 +11,8 @@ import torch
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import RankComparison
-from ddp_doctor.evidence.requirements import unmet
+from ddp_doctor.evidence.requirements import ask
 from ddp_doctor.faults import load_checks
-from ddp_doctor.findings import Finding
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
 
@@ -171,8 +170,5 @@ class Runs:
 
 def found(code: str, given: Evidence) -> tuple[str, str]:
     """Returns the verdict of a check, and what it says; of a check that is made and finds nothing, nothing."""
-    check = load_checks()[code]
-    findings: list[Finding] = check.check(given)
-    if not findings and (reason := unmet(given, getattr(check, "NEEDS", ()))):
-        findings = [reason]
+    findings = ask(load_checks()[code], given)
     return ", ".join(finding.verdict.value for finding in findings), " ".join(finding.message for finding in findings)

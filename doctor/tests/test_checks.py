@@ -594,7 +594,7 @@ ROWS["LD028"] = [
 ]
 UNUSED = "Expected to have finished reduction; enable find_unused_parameters"
 ROWS["LD029"] = [
-    ("a parameter is not used", "fault", evidence(ranks=failed("RuntimeError", UNUSED))),
+    ("a parameter is not used", "fault", evidence(ranks=records([WRAPPED, *failed("RuntimeError", UNUSED)[0].events]))),
     ("all parameters are used", NOTHING, two(WRAPPED)),
     ("another error", "cannot tell", evidence(ranks=failed("ValueError", "no data"))),
     ("nothing is wrapped", "not reached", two()),

@@ -46,12 +46,13 @@ def ended(findings: Any, *needs: Finding, works: bool = True) -> tuple[list[Find
     [
         (([],), [], State.MADE, ""),
         (([], MISSING), [], State.NOT_REACHED, "There is no validation."),
-        # What a check needs hides no finding.
-        (([fault("Wrong.")], MISSING), [Verdict.FAULT], State.MADE, ""),
+        (([fault("Wrong.")],), [Verdict.FAULT], State.MADE, ""),
+        # A check is not asked without what it needs.
+        (([fault("Wrong.")], MISSING), [], State.NOT_REACHED, "There is no validation."),
         (([note("Worth knowing."), cannot_tell("It is random.")],), [Verdict.NOTE], State.CANNOT_TELL, "It is random."),
         ((KeyError("x"),), [], State.CANNOT_TELL, "The check failed: KeyError: 'x'"),
     ],
-    ids=["made", "not reached", "found", "a note", "a defect"],
+    ids=["made", "not reached", "found", "not asked", "a note", "a defect"],
 )
 def test_a_check_ends_in_a_state(case: Any, verdicts: list[Verdict], state: State, reason: str) -> None:
     findings, ends = ended(*case)

@@ -142,7 +142,9 @@ def communicates(evidence: Evidence) -> bool:
     """Returns whether the ranks train one model, unlike independent runs."""
     # The collectives of sharded parameters are not seen.
     sharded = any(event.get("sharded") for rank in evidence.ranks for event in rank.of_kind("step"))
-    return sharded or (any(rank.of_kind("ddp", "collective") for rank in evidence.ranks) and not own_models(evidence))
+    # Of a rank that was killed, the journal is known alone.
+    seen = (event["kind"] for rank in evidence.ranks for event in (*rank.events, *rank.journal))
+    return sharded or (any(kind in {"ddp", "collective"} for kind in seen) and not own_models(evidence))
 
 
 def names(ranks: Sequence[int]) -> str:

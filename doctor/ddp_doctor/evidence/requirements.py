@@ -1,16 +1,17 @@
 """What a check needs of a program before its silence says something.
 
-A check names these in `NEEDS`. If it finds nothing, the first of them that is not met is why it was not made.
+A check names these in `NEEDS`: the first of them that is not met is why it is not made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 from ddp_doctor.evidence.communication import averaged_weights, own_models, shards
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import communicates, evaluation_epochs, indices_known, training_epochs
-from ddp_doctor.findings import Finding, cannot_tell, not_applicable, not_reached
+from ddp_doctor.findings import REASONS, Finding, cannot_tell, not_applicable, not_reached
 
 # Returns why a check was not made, or None.
 Requirement = Callable[[Evidence], Finding | None]
@@ -128,6 +129,14 @@ def batch_norm(evidence: Evidence) -> Finding | None:
     return not_reached("The model has no batch norm.")
 
 
-def unmet(evidence: Evidence, needs: tuple[Requirement, ...]) -> Finding | None:
-    """Returns the first of these requirements that is not met, after that of a run with several ranks."""
-    return next((found for need in (several_ranks, *needs) if (found := need(evidence))), None)
+def unmet(evidence: Evidence, *needs: Requirement) -> list[Finding]:
+    """Returns why the first of these requirements is not met, as a check returns it; nothing if all are met."""
+    return next(([missing] for need in needs if (missing := need(evidence))), [])
+
+
+def ask(check: ModuleType, evidence: Evidence) -> list[Finding]:
+    """Returns what a check finds, or why it was not made."""
+    found: list[Finding] = unmet(evidence, *getattr(check, "NEEDS", ())) or check.check(evidence)
+    # What was not reached before a rank failed may come later.
+    silent = all(finding.verdict in REASONS for finding in found)
+    return (unmet(evidence, several_ranks) if silent else []) or found

@@ -6,7 +6,7 @@ A check is a module with
     WRONG               code that has the fault, a few lines
     THREADS             `owner/repository#number` or addresses where others reported the fault
     STRUCTURAL          whether it reads indices, sequences and modes only, which needs no equal numbers
-    NEEDS               what the program must do before silence says something (`evidence.requirements`); optional
+    NEEDS               what must have been observed, or the check is not made (`evidence.requirements`); optional
     EXPLAINS            `gradients` or `weights` if a finding says why these differ, so that LD036 is silent; optional
     check(evidence)     returns its findings; none if all is well
 """

@@ -75,10 +75,10 @@ def _second_epoch(evidence: Evidence) -> Finding | None:
     """A sampler or data set with set_epoch is iterated over a second time."""
     pairs = [pair for rank in evidence.ranks for pair in pairwise(rank.training_epochs)]
     if not any(first["base"] == second["base"] for first, second in pairs):
-        return not_reached("No data set is trained on for a second epoch.")
+        return training_loader(evidence) or not_reached("No data set is trained on for a second epoch.")
     if not any(second["set_epoch"] for _, second in pairs):
         return not_reached("No sampler and no data set has set_epoch.")
     return None
 
 
-NEEDS = (training_loader, _second_epoch)
+NEEDS = (_second_epoch,)

@@ -8,7 +8,6 @@ from ddp_doctor.evidence.communication import shards
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import loss_place
 from ddp_doctor.evidence.order import (
-    communicates,
     contents,
     divides_batches,
     indices_known,
@@ -16,7 +15,7 @@ from ddp_doctor.evidence.order import (
     names,
     training_epochs,
 )
-from ddp_doctor.evidence.requirements import communicating, training_indices
+from ddp_doctor.evidence.requirements import communicating, training_indices, unmet
 from ddp_doctor.faults.ld004_sampler_replaced import replaced_sampler
 from ddp_doctor.findings import Finding, fault, not_applicable, unclear
 
@@ -41,8 +40,6 @@ STRUCTURAL = True
 def check(evidence: Evidence) -> list[Finding]:
     """Counts the samples that several ranks have in one epoch; a few may be repeated to fill batches."""
     ranks = evidence.ranks
-    if not communicates(evidence):
-        return []
     if not training_epochs(ranks) and (found := _same_gradients(evidence) or _other_permutations(evidence)):
         return [found]
     for events in filter(indices_known, training_epochs(ranks)):
@@ -70,7 +67,7 @@ def check(evidence: Evidence) -> list[Finding]:
             message += " It could not be seen whether an index means the same sample on each rank."
             return [unclear(message, **where)]
         return [fault(message, **where)]
-    return []
+    return unmet(evidence, training_indices, _known_contents)
 
 
 def _same_gradients(evidence: Evidence) -> Finding | None:
@@ -122,4 +119,4 @@ def _known_contents(evidence: Evidence) -> Finding | None:
     return None
 
 
-NEEDS = (communicating, training_indices, _known_contents)
+NEEDS = (communicating,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, contents, indices_known, names, training_epochs
-from ddp_doctor.evidence.requirements import training_indices
+from ddp_doctor.evidence.requirements import training_indices, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 
 CODE = "LD004"
@@ -29,7 +29,7 @@ _USUAL = {"RandomSampler", "SequentialSampler", None}
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the sampler and its samples on one process and on the ranks."""
     found = _too_many_parts(evidence) or replaced_sampler(evidence) or split_twice(evidence)
-    return [found] if found else []
+    return [found] if found else unmet(evidence, _own_sampler)
 
 
 def _too_many_parts(evidence: Evidence) -> Finding | None:
@@ -107,4 +107,4 @@ def _own_sampler(evidence: Evidence) -> Finding | None:
     return None
 
 
-NEEDS = (training_indices, _own_sampler)
+NEEDS = (training_indices,)

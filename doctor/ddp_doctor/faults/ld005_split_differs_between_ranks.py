@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import communicates, evaluation_epochs, leak, select_differently, training_epochs
-from ddp_doctor.evidence.requirements import communicating, evaluation, training_loader
+from ddp_doctor.evidence.order import evaluation_epochs, leak, select_differently, training_epochs
+from ddp_doctor.evidence.requirements import communicating, evaluation, training_loader, unmet
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD005"
@@ -22,16 +22,14 @@ Split with a separate generator, and gather what ranks select:
 """
 THREADS = ("Lightning-AI/pytorch-lightning#7728", "Lightning-AI/pytorch-lightning#18638")
 STRUCTURAL = True
-NEEDS = (communicating, evaluation, training_loader)
+NEEDS = (communicating,)
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Looks for the training samples of each rank among the validation samples of the others."""
-    if not communicates(evidence):
-        return []
     found = leak(evidence.ranks)
     if found is None:
-        return [] if evidence.faulty else _divided(evidence)
+        return ([] if evidence.faulty else _divided(evidence)) or unmet(evidence, evaluation, training_loader)
     message = (
         f"Rank {found.trains} trains with {found.shared} of the {found.of} samples with which rank {found.validates} "
         f"validates: each rank splits the data in its own way."

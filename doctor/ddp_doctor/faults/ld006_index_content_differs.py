@@ -8,8 +8,8 @@ from itertools import accumulate
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import communicates, contents, leak, training_epochs
-from ddp_doctor.evidence.requirements import communicating, map_style
+from ddp_doctor.evidence.order import contents, leak, training_epochs
+from ddp_doctor.evidence.requirements import communicating, map_style, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord
 
@@ -43,8 +43,6 @@ _ROUNDING, _SAME = 1e-5, 1e-3
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares what direct calls of the data sets gave on each rank, whose sets of strings have different orders."""
-    if not communicates(evidence):
-        return []
     bases = {event["base"]: event for events in training_epochs(evidence.ranks) for event in events[:1]}
     for base, event in bases.items():
         found = contents(evidence.ranks, base)
@@ -65,7 +63,7 @@ def check(evidence: Evidence) -> list[Finding]:
         amount = f"{len(found.different) or found.calls} of {found.calls} samples"
         return [fault(message, event["step"], "", amount, event["place"])]
     own = _own_part(evidence)
-    return [own] if own else []
+    return [own] if own else unmet(evidence, _called)
 
 
 def _own_part(evidence: Evidence) -> Finding | None:
@@ -169,4 +167,4 @@ def _called(evidence: Evidence) -> Finding | None:
     return cannot_tell("Direct calls of the data set do not show whether an index means the same sample on each rank.")
 
 
-NEEDS = (communicating, map_style, _called)
+NEEDS = (communicating, map_style)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import Event, calls_of, communicates, epoch_of
+from ddp_doctor.evidence.order import Event, calls_of, epoch_of
 from ddp_doctor.evidence.requirements import communicating, training_loader
 from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
@@ -62,7 +62,7 @@ class _Shared(NamedTuple):
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the states of all generators on all ranks where they are drawn from."""
-    found = sorted(_shared(evidence.ranks), key=lambda shared: not shared.data) if communicates(evidence) else []
+    found = sorted(_shared(evidence.ranks), key=lambda shared: not shared.data)
     return [_finding(evidence, found[0])] if found else []
 
 

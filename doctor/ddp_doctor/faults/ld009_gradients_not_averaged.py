@@ -8,7 +8,7 @@ from ddp_doctor.evidence.communication import own_models
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.rank_comparison import names_of
-from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
+from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, unmet
 from ddp_doctor.findings import Finding, fault, listed, note
 
 CODE = "LD009"
@@ -29,7 +29,7 @@ Wrap the model, call the wrapper, and dispatch in `forward`; with Fabric, use `m
 THREADS = ("Lightning-AI/pytorch-lightning#17424",)
 STRUCTURAL = True
 EXPLAINS = "weights"
-NEEDS = (optimizer_steps, averages_gradients)
+NEEDS = (optimizer_steps,)
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -39,7 +39,7 @@ def check(evidence: Evidence) -> list[Finding]:
         return [note(f"Each rank trains a model of its own, {how}: nothing averages them.", 0, place=place)]
     found = first_divergence(evidence)
     if found is None:
-        return []
+        return unmet(evidence, averages_gradients)
     place, wrapped = found.place, evidence.ranks[0].of_kind("ddp")
     if found.hook:
         place = found.hook.place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddp_doctor.evidence.decisions import different_metrics, stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, own_clip, skipping_rank
-from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
+from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, unmet
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD011"
@@ -27,7 +27,7 @@ Take every decision about the step on all ranks, from a reduced value, after `ba
 THREADS = ("deepspeedai/DeepSpeed#1801",)
 STRUCTURAL = True
 EXPLAINS = "weights"
-NEEDS = (optimizer_steps, averages_gradients)
+NEEDS = (optimizer_steps,)
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -62,7 +62,7 @@ def _own_clip(evidence: Evidence) -> list[Finding]:
     """Finds gradients that each rank clips before they are averaged."""
     found = own_clip(evidence)
     if found is None:
-        return []
+        return unmet(evidence, averages_gradients)
     event, norms = found
     shown = ", ".join(f"{norm:.3g} on rank {rank}" for rank, norm in enumerate(norms))
     message = f"Each rank clips its own gradient before the average: {event['function']} sees a norm of {shown}."

@@ -10,7 +10,7 @@ import torch
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
 from ddp_doctor.evidence.rank_comparison import vector
-from ddp_doctor.evidence.requirements import compared_at_once
+from ddp_doctor.evidence.requirements import compared_at_once, unmet
 from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 
@@ -37,7 +37,6 @@ Divide the sum by the global count:
 THREADS = ("huggingface/transformers#34191", "huggingface/transformers#24725", "huggingface/transformers#34242")
 STRUCTURAL = False
 EXPLAINS = "gradients"
-NEEDS = (compared_at_once,)
 _EQUAL = 1e-5
 # Counts that differ by less, such as those of the ignored pixels of large images, are a note.
 _NEGLIGIBLE = 0.01
@@ -49,8 +48,8 @@ _SAME_DIRECTION = 1e-5
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds ranks whose gradients should not count equally."""
-    if compared_at_once(evidence):
-        return _by_labels(evidence)
+    if missing := unmet(evidence, compared_at_once):
+        return _by_labels(evidence) or missing
     found = without_batch_norm(evidence)
     if not found.differs or not found.is_weighted or first_divergence(evidence):
         return []

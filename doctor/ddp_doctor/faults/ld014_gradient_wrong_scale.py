@@ -8,7 +8,7 @@ from ddp_doctor.evidence.communication import hook_effects
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip, without_batch_norm
 from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison
-from ddp_doctor.evidence.requirements import compared
+from ddp_doctor.evidence.requirements import compared, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault, unclear
 
 CODE = "LD014"
@@ -28,7 +28,6 @@ Use the mean over the local batch, and leave the average over the ranks, once pe
 THREADS = ("lightly-ai/lightly#1977", "huggingface/transformers#37474")
 STRUCTURAL = False
 EXPLAINS = "gradients"
-NEEDS = (compared,)
 _EQUAL = 1e-5
 # Compression leaves a residual, which blurs the scale by about as much.
 _TIMES_RESIDUAL = 5
@@ -46,7 +45,7 @@ def check(evidence: Evidence) -> list[Finding]:
             return [fault(message, hook.step, "", f"{abs(hook.scale - 1):.1e} of the gradient", hook.place)]
     found = without_batch_norm(evidence)
     if not found.differs or not found.is_weighted or first_divergence(evidence):
-        return []
+        return unmet(evidence, compared)
     ranks = len(found.weights)
     used, residual = found.applied[0]
     if max(found.weights) - min(found.weights) >= _EQUAL * ranks or not used:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
-from ddp_doctor.evidence.requirements import compared_at_once
+from ddp_doctor.evidence.requirements import compared, compared_at_once, unmet
 from ddp_doctor.findings import Finding, cannot_tell, depends, fault
 
 CODE = "LD015"
@@ -29,14 +29,14 @@ STRUCTURAL = False
 EXPLAINS = "gradients"
 # What is drawn for a sample does not depend on the others.
 _RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "RReLU"}
-NEEDS = (compared_at_once,)
+NEEDS = (compared,)
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients that are not a combination of those of the ranks, although all modules agree."""
     found = without_batch_norm(evidence)
     if not found.differs or found.is_weighted or not found.weights or first_divergence(evidence):
-        return []
+        return unmet(evidence, compared_at_once)
     where = found.step, found.tensor, found.measured, loss_place(evidence)
     module = f"{found.module} ({found.module_class})"
     if found.module_class in _RANDOM:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import skipping_rank
+from ddp_doctor.evidence.requirements import optimizer_steps
 from ddp_doctor.faults.ld004_sampler_replaced import split_twice
 from ddp_doctor.findings import Finding, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord
@@ -33,6 +34,7 @@ Compute the length in optimizer steps, and step once; use the length of the undi
 """
 THREADS = ("huggingface/accelerate#2926", "huggingface/accelerate#2318")
 STRUCTURAL = True
+NEEDS = (optimizer_steps,)
 # A program without epochs has more steps than are compared.
 _MOST_STEPS = 12
 # Of the difference between the rates after as many samples, and after as many times more.
@@ -46,9 +48,7 @@ _NEARLY = 0.1
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares how often schedules step, and the learning rates, on one process and on several."""
-    record, count = next(iter(evidence.trained), None), len(evidence.trained)
-    if record is None:
-        return []
+    record, count = evidence.trained[0], len(evidence.trained)
     if found := _scaled_twice(evidence, record, count):
         return [found]
     times, place = _calls_per_step(record)

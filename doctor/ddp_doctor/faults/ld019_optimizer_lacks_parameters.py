@@ -29,10 +29,8 @@ NEEDS = (two_steps,)
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the parameters that get gradients with those of the optimizers."""
-    record = next(iter(evidence.trained), None)
-    steps = record.of_kind("step") if record else []
-    if record is None or not steps:
-        return []
+    record = next(rank for rank in evidence.trained if len(rank.of_kind("step")) > 1)
+    steps = record.of_kind("step")
     forgotten = _forgotten(record)
     optimizers = {event["optimizer"]: event for event in steps}
     trained = {event["optimizer"] for event in steps if len(event["frozen"]) < len(event["names"])}
@@ -62,7 +60,7 @@ def _forgotten(record: RankRecord) -> list[str]:
     first: dict[str, str] = {}
     for values in found:
         first = values | first
-    return [name for name, value in found[-1].items() if value == first[name]] if len(found) > 1 else []
+    return [name for name, value in found[-1].items() if value == first[name]]
 
 
 def _is_fixed(record: RankRecord, names: list[str]) -> bool:

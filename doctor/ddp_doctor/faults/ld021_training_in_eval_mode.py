@@ -56,13 +56,13 @@ class _Modes:
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the modes of all parts between ranks and between steps."""
     modes = [_modes(record) for record in evidence.trained]
-    for step in sorted(set.intersection(*map(set, modes))) if modes else []:
+    for step in sorted(set.intersection(*map(set, modes))):
         for rank, other in permutations(range(len(modes)), 2):
             if evaluating := modes[rank][step].of(False) & modes[other][step].of(True):
                 message = f"Rank {rank} trains in evaluation mode, but rank {other} in training mode"
                 return [_fault(evidence.ranks[rank], modes[rank], step, evaluating, message)]
     for record, found in zip(evidence.trained, modes, strict=True):
-        first, *later = sorted(found) or [0]
+        first, *later = sorted(found)
         for step in later:
             evaluating = found[first].of(True) & found[step].of(False)
             if evaluating and found[step].of(True) & found[first].of(True):
@@ -71,7 +71,7 @@ def check(evidence: Evidence) -> list[Finding]:
             if evaluating:
                 message = f"From step {step} on, the model trains in evaluation mode"
                 return [_fault(record, found, step, evaluating, message)]
-        start = found.get(first, _Modes())
+        start = found[first]
         if start.sensitive and not any(True in modes for modes in start.training.values()):
             message = "From the first step on, the model trains in evaluation mode"
             if _left_training(record):
@@ -127,7 +127,7 @@ def _names(parts: set[Part]) -> str:
 
 def _forward_passes(evidence: Evidence) -> Finding | None:
     """Forward passes that lead to a backward pass were seen on all ranks."""
-    if all(map(_modes, evidence.trained)):
+    if evidence.trained and all(map(_modes, evidence.trained)):
         return None
     return cannot_tell("No forward pass of a module that leads to a backward pass was seen.")
 

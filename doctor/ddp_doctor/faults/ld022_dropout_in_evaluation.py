@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, fault, listed, not_reached, note
+from ddp_doctor.evidence.requirements import evaluation
+from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD022"
@@ -26,12 +27,11 @@ Pass the module's mode to functional dropout:
 """
 THREADS = ("pytorch/pytorch#124464", "deepchem/deepchem#5092")
 STRUCTURAL = True
+NEEDS = (evaluation,)
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds dropout while a loader that is not trained on is evaluated without gradients."""
-    if not any(rank.evaluation_epochs for rank in evidence.ranks):
-        return [not_reached("No loader is evaluated.")] if evidence.trained else []
     notes = []
     for record in evidence.ranks:
         for event, forward in _dropouts(record):

@@ -31,7 +31,7 @@ def check(evidence: Evidence) -> list[Finding]:
     """Finds `load_state_dict(strict=False)` whose keys match no key of the module."""
     records = [*evidence.ranks, *([evidence.single] if evidence.single else [])]
     if not any(record.of_kind("load_state_dict") for record in records):
-        return [not_reached("No state is loaded.")] if records else []
+        return [not_reached("No state is loaded.")]
     for event in filter(None, map(_unmatched, records)):
         message = (
             f"load_state_dict(strict=False) of {event['module']} matches no key: the module wants "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddp_doctor.evidence.decisions import stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import Event, communicates, training_epochs
+from ddp_doctor.evidence.order import Event, training_epochs
 from ddp_doctor.evidence.requirements import communicating, need, training_loader
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_applicable, unclear
 from ddp_doctor.records.run import RankRecord
@@ -39,8 +39,6 @@ _SECONDS = 10.0
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the numbers of batches; a loop that ends earlier by itself is no fault."""
     ranks = evidence.ranks
-    if _join(evidence) or not communicates(evidence):
-        return []
     # The loop of an endless stream ends by itself, on all ranks at the same step.
     endless = {event["loader"] for rank in ranks for event in rank.training_epochs if event.get("endless")}
     for events in training_epochs(ranks):

@@ -10,7 +10,7 @@ from ddp_doctor.evidence.communication import is_multiple
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import passes_of
 from ddp_doctor.evidence.rank_comparison import names_of
-from ddp_doctor.evidence.requirements import need, optimizer_steps, wrapped
+from ddp_doctor.evidence.requirements import need, optimizer_steps, unmet, wrapped
 from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord, Run
 
@@ -42,9 +42,9 @@ def check(evidence: Evidence) -> list[Finding]:
     for event in (event for rank in evidence.trained for event in rank.of_kind("not_waited")):
         message = f"{event['op']} is called with async_op=True, and the optimizer steps without waiting for it."
         return [fault(message, event["step"], place=event["of"])]
-    run = evidence.worked("ranks")
-    if run is None or not run.ranks[0].of_kind("ddp"):
-        return []
+    if missing := unmet(evidence, wrapped, optimizer_steps, _one_pass):
+        return missing
+    run = evidence.runs["ranks"]
     names = names_of(run.ranks[0])
     for step, event in enumerate(run.ranks[0].of_kind("step")):
         if not _is_averaged_once(run.ranks[0], step):
@@ -98,4 +98,3 @@ _one_pass = need(
     _has_one_pass,
     cannot_tell("Each step accumulates the gradients of several passes, so the average of one was not seen."),
 )
-NEEDS = (wrapped, optimizer_steps, _one_pass)

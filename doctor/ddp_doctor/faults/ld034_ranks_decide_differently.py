@@ -13,7 +13,7 @@ from ddp_doctor.evidence.decisions import (
 )
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
-from ddp_doctor.evidence.order import communicates, names
+from ddp_doctor.evidence.order import names
 from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
 
@@ -41,8 +41,6 @@ NEEDS = (communicating,)
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the conditions that decide when training ends and what is saved."""
-    if not communicates(evidence):
-        return []
     decisions = different_decisions(evidence)
     found = next((_finding(evidence, decision) for decision in decisions if decision.stops or decision.saves), None)
     kinds = ((Condition.ends_training, "when training ends"), (Condition.keeps_weights, "which weights are kept"))
