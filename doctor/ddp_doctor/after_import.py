@@ -11,24 +11,18 @@ from types import ModuleType
 from typing import Any
 
 
-class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """A finder of modules, for `sys.meta_path`. Modules that are imported already are changed at once.
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules that are changed by the other finders, and changes them."""
 
-    Args:
-        changes: What is called with a module after its import, by the name of the module.
-        missing: Is called with the name of such a module that does not exist.
-    """
-
-    def __init__(self, changes: dict[str, Callable[[Any], None]], missing: Callable[[str], None] | None = None) -> None:
-        self._changes, self._missing = changes, missing
+    def __init__(self) -> None:
+        self.changes: dict[str, list[Callable[[Any], None]]] = {}
+        self.missing: Callable[[str], None] = lambda _: None
         self._loaders: dict[str, Any] = {}
         self._searching: set[str] = set()
-        for name in [name for name in changes if name in sys.modules]:
-            self._changes.pop(name)(sys.modules[name])
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> Any:
         """Finds a module by the other finders."""
-        if fullname not in self._changes or fullname in self._searching:
+        if fullname not in self.changes or fullname in self._searching:
             return None
         # Some packages look for a module before anybody imports it.
         self._searching.add(fullname)
@@ -38,8 +32,8 @@ class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             self._searching.remove(fullname)
         if spec is not None:
             self._loaders[fullname], spec.loader = spec.loader, self
-        elif self._missing is not None:
-            self._missing(fullname)
+        else:
+            self.missing(fullname)
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
@@ -51,4 +45,25 @@ class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = module.__name__
         module.__spec__.loader = module.__loader__ = self._loaders[name]
         self._loaders[name].exec_module(module)
-        self._changes.pop(name)(module)
+        for change in self.changes.pop(name):
+            change(module)
+
+
+_FINDER = _Finder()
+
+
+def after_import(changes: dict[str, Callable[[Any], None]], missing: Callable[[str], None] | None = None) -> None:
+    """Changes modules as soon as they are imported; those that are imported already at once.
+
+    Args:
+        changes: What is called with a module after its import, by the name of the module.
+        missing: Is called with the name of such a module that does not exist.
+    """
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    _FINDER.missing = missing or _FINDER.missing
+    for name, change in changes.items():
+        if name in sys.modules:
+            change(sys.modules[name])
+        else:
+            _FINDER.changes.setdefault(name, []).append(change)

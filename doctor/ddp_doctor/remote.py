@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.after_import import AfterImport
+from ddp_doctor.after_import import after_import
 
 # Trackers then write to a local folder.
 _OFFLINE = {
@@ -52,7 +52,7 @@ def watch(tell: Callable[[str], Any]) -> None:
                 tell(f"{getattr(asked, 'host', None) or host}:{port}")
 
     sys.addaudithook(on_event)
-    sys.meta_path.insert(0, AfterImport({"huggingface_hub.hf_api": _refuse_uploads}))
+    after_import({"huggingface_hub.hf_api": _refuse_uploads})
 
 
 def _refuse_uploads(module: Any) -> None:

@@ -6,14 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import device_mesh
-from torch.distributed.nn.functional import all_reduce
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddp_doctor.emulation.tensors import LIBRARY, in_memory
+from ddp_doctor.probes.modules import normalize_over_ranks
 from ddp_doctor.probes.wrap import wrap, wrap_everywhere
 
 # The backends that the program has named, by the group.
@@ -33,7 +31,7 @@ def install_process_groups() -> None:
     # The parameters are in the memory of the CPU.
     ddp._passing_sync_batchnorm_handle = lambda self, module: None
     wrap(nn.DataParallel, "__init__", _wrap_alone)
-    wrap(nn.SyncBatchNorm, "forward", _normalize)
+    wrap(nn.SyncBatchNorm, "forward", lambda _, norm, x: normalize_over_ranks(norm, x, norm.process_group))
 
 
 def _make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -84,26 +82,3 @@ def _wrap_alone(original: Callable[..., Any], self: Any, module: Any, *args: Any
     # One device: the batch is not scattered.
     original(self, module, [0])
     self.device_ids = []
-
-
-def _normalize(original: Callable[..., Any], self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Normalizes each channel of [samples of this rank, channels, ...] with the statistics of all ranks."""
-    group = self.process_group if self.process_group is not None or not dist.is_initialized() else dist.group.WORLD
-    if not self.training or group is None or dist.get_world_size(group) == 1:
-        return _BatchNorm.forward(self, x)
-    axes, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
-    wide = x if x.dtype == torch.float64 else x.float()
-    count = all_reduce(wide.new_tensor([x.numel() / x.shape[1]]), group=group).detach()
-    mean = all_reduce(wide.sum(axes), group=group) / count
-    centered = wide - mean.view(shape)
-    variance = all_reduce(centered.square().sum(axes), group=group) / count
-    if self.track_running_stats:
-        self.num_batches_tracked.add_(1)
-        factor = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
-        with torch.no_grad():
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
-            self.running_var.lerp_((variance * count / (count - 1)).to(self.running_var.dtype), factor)
-    normal = centered * torch.rsqrt(variance + self.eps).view(shape)
-    if self.affine:
-        normal = normal * self.weight.view(shape) + self.bias.view(shape)
-    return normal.to(x.dtype)

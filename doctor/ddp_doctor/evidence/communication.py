@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.rank_comparison import names_of
+from ddp_doctor.evidence.rank_comparison import SAME, is_multiple, names_of
 from ddp_doctor.records.run import RankRecord, Run
 
 # A hook may compress: half precision and 8 bits change the length of a gradient by far less than this.
@@ -18,7 +18,6 @@ _SCALE = 0.05
 _TIMES_RESIDUAL = 5
 # A vector with the weights of a model has up to so many times their numbers, and these.
 _MORE, _FEW = 1.25, 8
-_SAME = 1e-4
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def _joined(rank: RankRecord, kind: str, keys: Sequence[str]) -> torch.Tensor:
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return float((a - b).norm()) <= _SAME * float(b.norm())
+    return float((a - b).norm()) <= SAME * float(b.norm())
 
 
 def averaged_weights(evidence: Evidence) -> str:
@@ -194,11 +193,3 @@ def own_models(evidence: Evidence) -> str:
         any(len(event["tensors"]) >= len(event["weights"]) > 0 for event in rank.of_kind("saved")) for rank in ranks
     )
     return "which it saves in a file of its own" if models and all(files) and not set.intersection(*files) else ""
-
-
-def is_multiple(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Returns whether one tensor is a multiple of the other."""
-    x, y = a.double().flatten(), b.double().flatten()
-    if not y.any() or not x.any():
-        return not x.any() and not y.any()
-    return float((x - (x @ y) / (y @ y) * y).norm() / x.norm()) < _SAME

@@ -13,16 +13,12 @@ from ddp_doctor.evidence.communication import (
     averaged_weights,
     averaged_weights_of,
     hook_effects,
-    is_multiple,
     own_models,
     shards,
 )
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.rank_comparison import RankComparison, names_of
+from ddp_doctor.evidence.rank_comparison import SAME, RankComparison, distance, is_multiple, names_of
 from ddp_doctor.records.run import RankRecord
-
-# Relative; gradients of 32 bits.
-_SAME = 1e-4
 
 
 @dataclass(frozen=True)
@@ -180,13 +176,7 @@ def _of_parts(ranks: Sequence[RankRecord], step: int) -> Divergence | None:
     if own:
         return Divergence(step, "local", tuple(names[key] for key in own), place=place)
     amount = 1 - min(scales.values()) / max(scales.values()) if all(scales.values()) else 0.0
-    return Divergence(step, "scaled", tuple(names[key] for key in scales), amount, place) if amount > _SAME else None
-
-
-def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Returns the largest difference, relative to the largest value."""
-    size = max(float(a.abs().max()), float(b.abs().max()))
-    return float((a - b).abs().max()) / size if size else 0.0
+    return Divergence(step, "scaled", tuple(names[key] for key in scales), amount, place) if amount > SAME else None
 
 
 def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
@@ -200,7 +190,7 @@ def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
     for events in zip(*clips, strict=False):
         norms = [event["norm"] for event in events]
         active = any(norm > event["limit"] for norm, event in zip(norms, events, strict=True))
-        if active and max(norms) - min(norms) > _SAME * max(norms):
+        if active and max(norms) - min(norms) > SAME * max(norms):
             return events[0], norms
     return None
 

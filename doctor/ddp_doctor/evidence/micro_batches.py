@@ -14,6 +14,7 @@ from ddp_doctor.evidence.rank_comparison import (
     RankComparison,
     before_clipping,
     compare_records,
+    is_multiple,
     vector,
 )
 from ddp_doctor.probes.micro_batches import Turn, plan_of
@@ -187,7 +188,6 @@ def _joined(ranks: Run, one: RankRecord, plan: Sequence[Turn], threshold: float,
 def _is_linear(one: RankRecord, step: int, threshold: float) -> bool:
     """Returns whether the gradient that is applied is a multiple of that of the backward passes."""
     applied, local = vector(one, step, "applied"), vector(one, step, "local")
-    if applied is None or local is None or applied.shape != local.shape or not local.any():
-        return applied is None or local is None or not applied.any()
-    rest = applied - (applied @ local) / (local @ local) * local
-    return float(rest.norm()) <= 10 * threshold * float(applied.norm())
+    if applied is None or local is None or not applied.any():
+        return True
+    return applied.shape == local.shape and is_multiple(applied, local, 10 * threshold)

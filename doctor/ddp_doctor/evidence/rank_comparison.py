@@ -17,6 +17,8 @@ THRESHOLD = 1e-5
 # How one process gets what the ranks had, the best first.
 BATCHES = "one process got the recorded batches of all ranks, concatenated"
 MICRO_BATCHES = "one process got the recorded micro-batches of the ranks, one after another"
+# Relative: what differs by less in 32 bits is the same.
+SAME = 1e-4
 # Gradients are compared at up to this many coordinates.
 _MOST_COORDINATES = 2_000_000
 # The least-squares solution of `gradient = sum over ranks of weight * gradient of the rank`, and what it leaves of the
@@ -236,7 +238,7 @@ def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, s
         else:
             continue
         pairs = (joined, whole), (_sorted_rows(joined), _sorted_rows(whole))
-        if not any(_relative(*pair) <= threshold for pair in pairs):
+        if not any(distance(*pair) <= threshold for pair in pairs):
             return call[0], call[1], seen
     return "", "", seen
 
@@ -256,9 +258,18 @@ def _outputs(record: RankRecord) -> dict[tuple[str, str, int], str]:
     return found
 
 
-def _relative(joined: torch.Tensor, whole: torch.Tensor) -> float:
-    size = float(whole.abs().max()) if whole.numel() else 0.0
-    return float((joined - whole).abs().max()) / size if size else 0.0
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Returns the largest difference, relative to the largest value."""
+    size = max(float(a.abs().max()), float(b.abs().max())) if a.numel() else 0.0
+    return float((a - b).abs().max()) / size if size else 0.0
+
+
+def is_multiple(a: torch.Tensor, b: torch.Tensor, tolerance: float = SAME) -> bool:
+    """Returns whether one tensor is a multiple of the other, up to this part of its length."""
+    x, y = a.double().flatten(), b.double().flatten()
+    if not y.any() or not x.any():
+        return not x.any() and not y.any()
+    return float((x - (x @ y) / (y @ y) * y).norm() / x.norm()) < tolerance
 
 
 def _sorted_rows(outputs: torch.Tensor) -> torch.Tensor:

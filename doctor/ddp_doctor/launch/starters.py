@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.utils.data.distributed import DistributedSampler
 
-from ddp_doctor.after_import import AfterImport
+from ddp_doctor.after_import import after_import
 from ddp_doctor.launch.world_constants import change_program, changed_arguments
 from ddp_doctor.probes.wrap import wrap, wrap_everywhere
 from ddp_doctor.records.recorder import is_called_by_user
@@ -63,7 +63,7 @@ class Starters:
         wrap(DistributedSampler, "__init__", self._on_sampler)
         changes: dict[str, Callable[[Any], None]] = {"torch.distributed.launcher.api": self._watch_agent}
         changes |= dict.fromkeys(_TRAINERS, self._watch_trainer)
-        sys.meta_path.insert(0, AfterImport(changes))
+        after_import(changes)
 
     @property
     def wanted(self) -> int | None:

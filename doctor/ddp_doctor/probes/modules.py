@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,22 +24,32 @@ _MOST_HELD, _LARGE = 3, 5_000_000
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class _OverRanks(nn.modules.batchnorm._BatchNorm):
-    """Mixed into a batch norm, normalizes with the statistics of all ranks, through which gradients flow."""
+def normalize_over_ranks(norm: Any, x: torch.Tensor, group: Any = None) -> torch.Tensor:
+    """Normalizes each channel of [samples of this rank, channels, ...] with the statistics of all ranks of a group."""
+    if not norm.training or world()[1] == 1 or distributed.get_world_size(group) == 1:
+        return nn.modules.batchnorm._BatchNorm.forward(norm, x)
+    group = group or distributed.group.WORLD
+    axes, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
+    wide = x if x.dtype == torch.float64 else x.float()
+    count = all_reduce(wide.new_tensor([x.numel() / x.shape[1]]), group=group).detach()
+    mean = all_reduce(wide.sum(axes), group=group) / count
+    centered = wide - mean.view(shape)
+    variance = all_reduce(centered.square().sum(axes), group=group) / count
+    if norm.track_running_stats:
+        norm.num_batches_tracked.add_(1)
+        factor = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
+        with torch.no_grad():
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), factor)
+            norm.running_var.lerp_((variance * count / (count - 1)).to(norm.running_var.dtype), factor)
+    normal = centered * torch.rsqrt(variance + norm.eps).view(shape)
+    if norm.affine:
+        normal = normal * norm.weight.view(shape) + norm.bias.view(shape)
+    return normal.to(x.dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalizes each channel of [samples of this rank, channels, ...]; running statistics stay as they are."""
-        if not self.training or world()[1] == 1:
-            return super().forward(x)
-        axes, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
-        count = all_reduce(x.new_tensor([x.numel() / x.shape[1]]))
-        centered = x - (all_reduce(x.sum(axes)) / count).view(shape)
-        variance = all_reduce(centered.square().sum(axes)) / count
-        normal = centered * torch.rsqrt(variance + self.eps).view(shape)
-        return normal * self.weight.view(shape) + self.bias.view(shape) if self.affine else normal
 
-
-_CLASSES: dict[Any, Any] = {kind: type(f"{kind.__name__}OverRanks", (_OverRanks, kind), {}) for kind in NORMS}
+_CLASSES: dict[Any, Any] = {
+    kind: type(f"{kind.__name__}OverRanks", (kind,), {"forward": normalize_over_ranks}) for kind in NORMS
+}
 
 
 def synchronize(module: nn.Module) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.after_import import AfterImport
+from ddp_doctor.after_import import after_import
 from ddp_doctor.probes.wrap import before
 from ddp_doctor.records.recorder import Recorder, is_called_by_user, is_called_near_user, user_stack
 
@@ -39,9 +39,7 @@ class ReportProbe:
         for owner, name in ((json, "dump"), (json, "dumps"), (csv.DictWriter, "writerow"), (Path, "write_text")):
             before(owner, name, self._on_write)
         writer = "torch.utils.tensorboard.writer"
-        sys.meta_path.insert(
-            0, AfterImport({writer: lambda module: before(module.SummaryWriter, "add_scalar", self._on_scalar)})
-        )
+        after_import({writer: lambda module: before(module.SummaryWriter, "add_scalar", self._on_scalar)})
 
     def _on_print(self, *args: Any, **_: Any) -> None:
         if is_called_near_user():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ddp_doctor.after_import import AfterImport
+from ddp_doctor.after_import import after_import
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
@@ -34,7 +33,7 @@ class TrainerProbe:
                 changes[f"{package}.callbacks.{name}"] = lambda module, kind=kind: self._watch(  # type: ignore[misc]
                     getattr(module, kind)
                 )
-        sys.meta_path.insert(0, AfterImport(changes))
+        after_import(changes)
 
     def _change(self, module: Any) -> None:
         wrap(module.Trainer, "__init__", self._on_trainer)

@@ -77,12 +77,12 @@ if hidden := importlib.machinery.PathFinder.find_spec(
 ):
     _module(hidden)
 # This Python may lack the package.
-AfterImport = _module(
+after_import = _module(
     importlib.util.spec_from_file_location("after_import", HERE.parents[1] / "after_import.py")
-).AfterImport
+).after_import
 if os.environ.get("DDP_DOCTOR_WATCH"):
-    sys.meta_path.insert(0, AfterImport({"torch": _watch}))
+    after_import({"torch": _watch})
 elif os.environ.get("DDP_DOCTOR_RUN"):
-    sys.meta_path.insert(0, AfterImport({"torch": _observe}, _report_missing))
+    after_import({"torch": _observe}, _report_missing)
     # Runs last, and lets Python not search all of torch for garbage, for up to a second, before it ends anyway.
     atexit.register(gc.freeze)
