@@ -18,6 +18,7 @@ from ddp_doctor.flags import check_request, parse
 from ddp_doctor.output.formats import formatted
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.processes import recorded_signals
+from ddp_doctor.source.reading import read
 
 _OPTIONS = (
     *("only", "skip", "devices", "steps", "samples", "timeout", "args", "config", "command"),
@@ -55,6 +56,9 @@ def _run(request: argparse.Namespace) -> int:
         print_text(explain(request.explain))
         return 0
     check_request(request)
+    if request.read:
+        # It answers without an import of torch.
+        return _finish(read(request.read), request)
     what = request.target or request.config or shlex.join(request.command)
     # The output of a format is for a program.
     stream = sys.stdout if request.format == "text" else sys.stderr
@@ -66,6 +70,11 @@ def _run(request: argparse.Namespace) -> int:
     report = examine(
         request.target, request.data, on_stage=lambda name: print_text(f"stage: {name}", stream), **options
     )
+    return _finish(report, request)
+
+
+def _finish(report: Report, request: argparse.Namespace) -> int:
+    """Writes and prints a report, and returns the exit code."""
     try:
         report = _written(report, request)
     except OSError as error:

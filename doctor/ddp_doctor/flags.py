@@ -21,6 +21,7 @@ _USAGE = """\
 ddp-doctor TARGET [--data TARGET] [FLAGS]
        ddp-doctor --config theirs.yaml [FLAGS]
        ddp-doctor [FLAGS] -- COMMAND
+       ddp-doctor --read PATH... [FLAGS]
        ddp-doctor watch [FLAGS] -- COMMAND"""
 _ABOUT = """\
 Examines distributed training for silent faults. It runs your code in the current folder, with your permissions, for a
@@ -32,7 +33,7 @@ exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on
 rank hung or was lost"""
 _SECTION = "ddp-doctor"
 # What is said for one examination only.
-_NOT_SETTINGS = {"target", "args", "explain", "write-baseline"}
+_NOT_SETTINGS = {"target", "read", "args", "explain", "write-baseline"}
 # Files are relative to pyproject.toml.
 _FILES = {"config", "json", "html", "baseline"}
 
@@ -66,6 +67,8 @@ def _parser() -> Parser:
     add("--data", metavar="TARGET", default="", help=data)
     add("--config", metavar="FILE", default="", help="a configuration of LightningCLI that names classes by class_path")
     arguments = "further arguments of a function; all words after it"
+    read = "files and folders that are only read, with what they import: likely faults in seconds, nothing is run"
+    add("--read", metavar="PATH", nargs="+", default=[], help=read)
     add("--args", metavar="WORDS", nargs=argparse.REMAINDER, default=[], help=arguments)
     only = "codes of checks, separated by commas, or `structural` for those that need no equal numbers"
     add("--only", metavar="CODES", type=_codes, default=[], help=only)
@@ -124,8 +127,10 @@ def check_request(request: argparse.Namespace) -> None:
     """Raises an InputError for targets and paths that cannot work; nothing was run."""
     if "LOCAL_RANK" in os.environ:
         raise InputError("The doctor starts the ranks: run it without a launcher, or give the command after --.")
-    if sum(map(bool, (request.target, request.config, request.command))) != 1:
-        raise InputError("What should be examined? Name one of a target, --config FILE, and a command after --.")
+    if sum(map(bool, (request.target, request.config, request.command, request.read))) != 1:
+        raise InputError(
+            "What should be examined? Name one of a target, --config FILE, --read PATH, and a command after --."
+        )
     for name in filter(None, (request.target, request.data)):
         if not all(name.rpartition(":")[::2]):
             raise InputError(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.findings import Finding, fault, not_reached
 from ddp_doctor.records.run import RankRecord
+from ddp_doctor.source.file import Likely, SourceFile, keyword
 
 CODE = "LD018"
 TITLE = "Gradients are clipped before they are unscaled"
@@ -28,6 +32,37 @@ Unscale the gradients before clipping them:
 THREADS = ("pytorch/examples#1196", "milesial/Pytorch-UNet#468")
 STRUCTURAL = True
 EXPLAINS = "weights"
+
+
+_PRECISION = re.compile(r"amp|16|half|scaler|mixed|precision", re.IGNORECASE)
+
+
+def read(file: SourceFile) -> Iterator[Likely]:
+    """Finds a clip in a function that scales the loss and steps with the scaler, and never unscales."""
+    for clip in file.called("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm"):
+        scope = file.scope(clip)
+        scales = [call for call in file.called("scale", within=scope) if _is_of_scaler(file, call)]
+        steps = [call for call in file.called("step", within=scope) if _is_of_scaler(file, call)]
+        if not scales or not steps or "unscale_" in ast.unparse(scope) or file.excluded(clip, scales[0]):
+            continue
+        # Under a condition of its own, it may belong to full precision.
+        tests = [one.test for one in file.above(clip) if isinstance(one, ast.If) and not file.contains(one, scales[0])]
+        calls = {name for call in file.called("clip_grad_norm_", within=scope) for name in file.definitions.get("", ())}
+        if not calls and not any(_PRECISION.search(ast.unparse(test)) for test in tests):
+            yield Likely(clip, "the gradients are clipped while they are scaled: the function never calls `unscale_`.")
+
+
+def _is_of_scaler(file: SourceFile, call: ast.Call) -> bool:
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    owner = call.func.value
+    off = [
+        enabled
+        for _, value in file.assigned(owner)
+        if isinstance(value, ast.Call) and isinstance(enabled := keyword(value, "enabled"), ast.Constant)
+    ]
+    made = any(name.endswith("GradScaler") for name in file.made_by(owner))
+    return (made or "scaler" in ast.unparse(owner).lower()) and not any(one.value is False for one in off)
 
 
 def check(evidence: Evidence) -> list[Finding]:

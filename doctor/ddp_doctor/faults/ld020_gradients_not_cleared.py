@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
+
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import two_steps
 from ddp_doctor.findings import Finding, fault, listed
+from ddp_doctor.source.file import Likely, SourceFile, names_in
 
 CODE = "LD020"
 TITLE = "Gradients are never cleared"
@@ -24,6 +29,40 @@ Set the gradients to zero after each optimizer step:
 THREADS = ("https://stackoverflow.com/questions/60335387", "facebookresearch/nwm#16")
 STRUCTURAL = True
 NEEDS = (two_steps,)
+
+
+_CLEARS = re.compile(r"zero_?grad|(clear|reset)_?grad|grad_?zero|set_to_none|zero_", re.IGNORECASE)
+
+
+def read(file: SourceFile) -> Iterator[Likely]:
+    """Finds a loop that computes gradients and steps, and neither itself nor a function it calls clears them."""
+    seen = set[ast.AST]()
+    for backward in file.called("backward") if "torch.distributed.autograd" not in file.text else ():
+        for step in file.called("step", within=next(iter(file.loops(backward)), ast.Pass())):
+            owner = _optimizer(step)
+            if owner is None or file.scope(step) is not file.scope(backward) or seen & {*file.loops(step)}:
+                continue
+            made = [statement for statement, _ in file.assigned(owner)]
+            loops = [loop for loop in file.loops(backward) if not any(file.contains(loop, one) for one in made)]
+            code = file.reached(loops[-1]) if loops else []
+            assigns = (one for part in code for one in ast.walk(part) if isinstance(one, ast.Attribute))
+            cleared = any(one.attr == "grad" and isinstance(one.ctx, ast.Store) for one in assigns)
+            if code and not cleared and not any(map(_CLEARS.search, names_in(code))):
+                seen.update(loops)
+                yield Likely(
+                    step, f"the loop calls backward() and {ast.unparse(step.func)}(), and nothing clears gradients."
+                )
+
+
+def _optimizer(step: ast.Call) -> ast.expr | None:
+    """Returns the optimizer that a call of `step` updates with."""
+    if not isinstance(step.func, ast.Attribute):
+        return None
+    owner = step.func.value
+    if re.search("scaler", ast.unparse(owner), re.IGNORECASE) and step.args:
+        owner = step.args[0]
+    text = ast.unparse(owner).lower()
+    return owner if re.search(r"(^|[._])opt", text) and not re.search(r"sched|args|\blr", text) else None
 
 
 def check(evidence: Evidence) -> list[Finding]:

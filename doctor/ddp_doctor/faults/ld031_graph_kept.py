@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from ddp_doctor.evidence.evidence import Evidence
@@ -11,6 +12,7 @@ from ddp_doctor.evidence.order import epoch_of
 from ddp_doctor.evidence.requirements import need, optimizer_steps, training_loader
 from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord
+from ddp_doctor.source.file import Likely, SourceFile
 
 CODE = "LD031"
 TITLE = "The graph of each step is kept"
@@ -29,6 +31,29 @@ THREADS = ("ray-project/ray#40940", "IBM/mi-prometheus#111")
 STRUCTURAL = True
 # As many steps show whether the growth continues.
 _LONGER = 3
+
+
+def read(file: SourceFile) -> Iterator[Likely]:
+    """Finds a sum over steps of the very tensor that `backward()` is called on."""
+    backwards = file.called("backward")
+    for node in (node for node in file.nodes if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)):
+        value = node.value
+        while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult | ast.Div):
+            value = value.left
+        loops = file.loops(node)
+        own = [one for one in backwards if loops and file.loops(one)[:1] == loops[:1]]
+        of_value = [one for one in own if isinstance(value, ast.Name) and _is_in(value.id, one)]
+        if not of_value or _is_in(ast.unparse(node.target), *own) or file.without_gradients(node):
+            continue
+        lines = sorted((node.lineno, of_value[0].lineno))
+        changed = any(lines[0] < one.lineno <= lines[1] for one, _ in file.assigned(value))
+        resets = any(file.contains(loops[0], one) and one is not node for one, _ in file.assigned(node.target))
+        if not changed and not resets and not file.called("detach_", within=loops[0]):
+            yield Likely(node, f"`{ast.unparse(node)}` keeps the graph of each step.")
+
+
+def _is_in(name: str, *calls: ast.Call) -> bool:
+    return any(ast.unparse(one) == name for call in calls for one in ast.walk(call) if isinstance(one, ast.expr))
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -1,0 +1,338 @@
+"""A file of source code, and what the patterns of the faults ask of it. Imports no torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
+
+# How often a pattern is right: the first ones change the exit code, the last ones need a look.
+HIGH, MEDIUM, HINT = "high", "medium", "hint"
+Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+Loop = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_RANK = re.compile(
+    r"rank|gpu|device|main|master|primary|chief|leader|is_root|is_zero|proc(ess)?_?(id|index)|writer|coordinator"
+)
+_RANK_NUMBER = re.compile(r"(.*[._])?((global|world|local|node)_?)?rank(\(.*\))?|.*process_index")
+_MAIN = re.compile(
+    r"(.*[._])?is_(main|master|global_zero|rank_?(0|zero)|primary)(_?(process|rank|proc|node))?(\(.*\))?"
+)
+
+
+@dataclass(frozen=True)
+class Likely:
+    """A place in the source that looks like a fault.
+
+    Attributes:
+        node: The place.
+        message: What is read there, in one sentence.
+        precision: `HIGH`, `MEDIUM` or `HINT`.
+    """
+
+    node: ast.expr | ast.stmt
+    message: str
+    precision: str = HIGH
+
+
+@dataclass(eq=False)
+class SourceFile:
+    """A file that was parsed.
+
+    Attributes:
+        path: Where it is.
+        text: Its source.
+        tree: Its syntax tree.
+        imported: The file, and those of the project that it imports, directly or not.
+        near: The files of all programs that it belongs to, itself included.
+    """
+
+    path: Path
+    text: str
+    tree: ast.Module
+    imported: Sequence[SourceFile] = ()
+    near: Sequence[SourceFile] = ()
+
+    def near_mentions(self, *words: str) -> bool:
+        """Returns whether a file of its programs contains one of these words."""
+        return any(word in file.text for file in self.near for word in words)
+
+    @cached_property
+    def _communicates(self) -> bool:
+        return bool(_COMMUNICATES.search(self.text))
+
+    @cached_property
+    def _has_framework(self) -> bool:
+        return bool(_FRAMEWORK.search(self.text))
+
+    @property
+    def framework(self) -> bool:
+        """Whether a framework owns the loop of a program: it wraps, samples, clears and saves."""
+        return any(file._has_framework for file in self.near)
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the program communicates by means of torch itself."""
+        return any(file._communicates for file in self.near) and not self.framework
+
+    @property
+    def starts_ranks(self) -> bool:
+        """Whether this file, as a script of its own, communicates."""
+        return any(file._communicates for file in self.imported)
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """What the imported names mean, such as `torch.nn.functional` for `F`."""
+        found: dict[str, str] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                for name in node.names:
+                    found |= {name.asname: name.name} if name.asname else {}
+            elif isinstance(node, ast.ImportFrom):
+                package = "." * node.level + (node.module or "")
+                found |= {name.asname or name.name: f"{package}.{name.name}" for name in node.names}
+        return found
+
+    @cached_property
+    def _parents(self) -> dict[ast.AST, ast.AST]:
+        found: dict[ast.AST, ast.AST] = {}
+        todo: list[ast.AST] = [self.tree]
+        # `ast.walk` takes twice as long.
+        for node in todo:
+            for name in node._fields:
+                value = getattr(node, name, None)
+                for child in value if isinstance(value, list) else (value,):
+                    if isinstance(child, ast.AST) and not isinstance(child, ast.expr_context):
+                        found[child] = node
+                        todo.append(child)
+        return found
+
+    @property
+    def nodes(self) -> Iterable[ast.AST]:
+        """All nodes below the module."""
+        return self._parents.keys()
+
+    @cached_property
+    def _calls(self) -> dict[str, list[ast.Call]]:
+        found = defaultdict(list)
+        for node in self.nodes:
+            if isinstance(node, ast.Call):
+                found[last(node.func)].append(node)
+        return found
+
+    @cached_property
+    def _values(self) -> dict[tuple[ast.AST, str], list[tuple[ast.stmt, ast.expr]]]:
+        """The statements that assign a name in a scope, or an attribute in a class, with the values."""
+        found: dict[tuple[ast.AST, str], list[tuple[ast.stmt, ast.expr]]] = defaultdict(list)
+        for node in self.nodes:
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value:
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    for name, value in _pairs(target, node.value):
+                        owner = self.class_of(node) if name.startswith("self.") else self.scope(node)
+                        found[owner or self.tree, name].append((node, value))
+        return found
+
+    def called(self, *names: str, within: ast.AST | None = None) -> list[ast.Call]:
+        """Returns the calls of functions whose last names are these, in the order of the text."""
+        found = [call for name in names if name in self.text for call in self._calls.get(name, ())]
+        return sorted((call for call in found if within is None or self.contains(within, call)), key=_position)
+
+    def name(self, node: ast.AST) -> str:
+        """Returns the full name of an expression, with aliases resolved: `torch.nn.functional.dropout`."""
+        if isinstance(node, ast.Name):
+            return self.aliases.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            return f"{self.name(node.value)}.{node.attr}"
+        return f"{self.name(node.func)}()" if isinstance(node, ast.Call) else "?"
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yields what contains a node, the innermost first."""
+        while node := self._parents.get(node):  # type: ignore[assignment]
+            yield node
+
+    def contains(self, outer: ast.AST, node: ast.AST) -> bool:
+        """Returns whether a node is another one or within it."""
+        return outer is node or any(outer is one for one in self.above(node))
+
+    def scope(self, node: ast.AST) -> Scope:
+        """Returns the function that a node is in, or the module."""
+        return next((one for one in self.above(node) if isinstance(one, _FUNCTIONS)), self.tree)
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """Returns the class that a node is in."""
+        return next((one for one in self.above(node) if isinstance(one, ast.ClassDef)), None)
+
+    def loops(self, node: ast.AST) -> list[ast.AST]:
+        """Returns the loops of its own function that contain a node, the innermost first."""
+        scope, found = self.scope(node), list[ast.AST]()
+        for one in self.above(node):
+            if one is scope:
+                break
+            found += [one] if isinstance(one, Loop) else []
+        return found
+
+    def assigned(self, node: ast.expr) -> list[tuple[ast.stmt, ast.expr]]:
+        """Returns the statements that assign a variable or `self.name` where it is used, and the values."""
+        text = dotted(node)
+        places = [self.class_of(node)] if text.startswith("self.") else [self.scope(node), self.tree]
+        return next((found for place in places if place and (found := self._values.get((place, text)))), [])
+
+    def made_by(self, node: ast.expr) -> set[str]:
+        """Returns the full names of the functions whose results a variable holds."""
+        values = [value for _, value in self.assigned(node)]
+        return {self.name(value.func) for value in values if isinstance(value, ast.Call)}
+
+    @cached_property
+    def definitions(self) -> dict[str, list[ast.AST]]:
+        """The functions and methods by name."""
+        found: dict[str, list[ast.AST]] = defaultdict(list)
+        todo = list[ast.stmt](self.tree.body)
+        while todo:
+            node = todo.pop()
+            if isinstance(node, _FUNCTIONS):
+                found[node.name].append(node)
+            todo += [*getattr(node, "body", ()), *getattr(node, "orelse", ())] if isinstance(node, _OPEN) else []
+        return found
+
+    def reached(self, node: ast.AST) -> list[ast.AST]:
+        """Returns a node, and the functions of its programs that it may call, recognized by their names."""
+        found, names = [node], set[str]()
+        for one in found:
+            for call in (call for call in ast.walk(one) if isinstance(call, ast.Call)):
+                for name in {last(call.func), "__call__"} - names:
+                    names.add(name)
+                    found += [function for file in self.near for function in file.definitions.get(name, ())]
+        return found
+
+    def decides_by_rank(self, test: ast.expr) -> bool:
+        """Returns whether a condition may depend on the rank."""
+        names = [one for one in ast.walk(test) if isinstance(one, ast.Name | ast.Attribute)]
+        values = [value for one in names for _, value in self.assigned(one)]
+        return any(_RANK.search(ast.unparse(one).lower()) for one in [test, *values])
+
+    def rank_guard(self, node: ast.AST) -> ast.expr | None:
+        """Returns the condition on the rank under which a statement of a function is reached, if there is one."""
+        scope, inner = self.scope(node), node
+        for one in self.above(node):
+            if (
+                isinstance(one, ast.If | ast.IfExp | ast.While)
+                and inner is not one.test
+                and self.decides_by_rank(one.test)
+            ):
+                return one.test
+            for block in (getattr(one, name, None) for name in ("body", "orelse", "finalbody")):
+                for before in block[: block.index(inner)] if isinstance(block, list) and inner in block else ():
+                    leaves = isinstance(before, ast.If) and any(isinstance(last, _LEAVES) for last in before.body[-1:])
+                    if leaves and self.decides_by_rank(before.test):
+                        return before.test
+            if one is scope:
+                break
+            inner = one
+        marks = [ast.unparse(mark).lower() for mark in getattr(scope, "decorator_list", ())]
+        return ast.Constant(value=True) if any(map(_RANK.search, marks)) else None
+
+    def rank_zero_block(self, node: ast.AST) -> ast.If | None:
+        """Returns the `if rank == 0:` whose body contains a statement of the same function."""
+        scope, inner = self.scope(node), node
+        for one in self.above(node):
+            if isinstance(one, ast.If) and inner in one.body and is_rank_zero(one.test):
+                return one
+            if one is scope:
+                return None
+            inner = one
+        return None
+
+    def excluded(self, one: ast.AST, other: ast.AST) -> bool:
+        """Returns whether two nodes are in different branches of a condition."""
+        for block in (block for block in self.above(one) if isinstance(block, ast.If)):
+            if any(self.contains(part, other) for part in block.body + block.orelse):
+                first, second = (any(self.contains(part, n) for part in block.body) for n in (one, other))
+                return first != second
+        return False
+
+    def without_gradients(self, node: ast.AST) -> bool:
+        """Returns whether a node is under `torch.no_grad()` or the like."""
+        return any(
+            _NO_GRAD.search(ast.unparse(part))
+            for one in self.above(node)
+            for part in (
+                [item.context_expr for item in one.items]
+                if isinstance(one, ast.With)
+                else getattr(one, "decorator_list", ())
+            )
+        )
+
+
+_OPEN = (ast.ClassDef, ast.If, ast.Try, ast.With)
+_NO_GRAD = re.compile(r"no_grad|inference_mode|set_grad_enabled")
+_COMMUNICATES = re.compile(r"\b(DistributedDataParallel|DDP|init_process_group)\s*\(")
+# Those whose loops are not the user's.
+FRAMEWORK = re.compile(
+    "lightning|pytorch_lightning|lightning_fabric|accelerate|mmengine|mmcv|composer|deepspeed|ignite|fastai|catalyst"
+    "|colossalai|horovod|fairscale|fairseq|megatron|skorch|detectron2"
+)
+_FRAMEWORK = re.compile(
+    rf"^\s*(from|import)\s+({FRAMEWORK.pattern}|ray\.train)\b"
+    r"|^\s*from\s+transformers\b[^\n]*\bTrainer\b|\bTrainingArguments\(",
+    re.MULTILINE,
+)
+
+
+def is_rank_zero(test: ast.expr) -> bool:
+    """Returns whether a condition holds on rank 0 only: `rank == 0`, `is_main_process()`, `not rank`."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return any(map(is_rank_zero, test.values))
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        sides = [test.left, test.comparators[0]]
+        texts = [ast.unparse(side).lower() for side in sides]
+        return "0" in texts and any(map(_RANK_NUMBER.fullmatch, texts))
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return bool(_RANK_NUMBER.fullmatch(ast.unparse(test.operand).lower()))
+    return bool(_MAIN.fullmatch(ast.unparse(test).lower()))
+
+
+def last(function: ast.AST) -> str:
+    """Returns the last part of the name of a function."""
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
+def dotted(node: ast.expr) -> str:
+    """Returns the text of an expression, such as `self.model`; quickly for what is only names."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ast.unparse(node)
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """Returns the value of an argument that a call names; `**` may have any name."""
+    return next((one.value for one in call.keywords if one.arg in {name, None}), None)
+
+
+def names_in(nodes: Iterable[ast.AST]) -> set[str]:
+    """Returns all names and attributes within nodes."""
+    return {
+        one.id if isinstance(one, ast.Name) else one.attr
+        for node in nodes
+        for one in ast.walk(node)
+        if isinstance(one, ast.Name | ast.Attribute)
+    }
+
+
+def _position(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yields the names that an assignment sets, with their values."""
+    if isinstance(target, ast.Tuple | ast.List):
+        values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+        for number, one in enumerate(target.elts):
+            yield from _pairs(one, values[number] if len(values) == len(target.elts) else value)
+    else:
+        yield dotted(target), value

@@ -1,0 +1,189 @@
+"""Reads the files of programs, and what they import from the same project, for the patterns of the faults."""
+
+from __future__ import annotations
+
+import ast
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from ddp_doctor.accepted import accept_comments
+from ddp_doctor.errors import InputError
+from ddp_doctor.faults import describe
+from ddp_doctor.findings import CheckState, Finding, Report, Stage, State, Verdict
+from ddp_doctor.source.file import FRAMEWORK, HIGH, HINT, MEDIUM, Likely, SourceFile
+
+Reader = Callable[[SourceFile], Iterator[Likely]]
+_VERDICTS = {HIGH: Verdict.FAULT, MEDIUM: Verdict.UNCLEAR, HINT: Verdict.NOTE}
+_ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
+_FOREIGN = {"site-packages", "node_modules", "__pycache__", "build", "dist", "venv", "env"}
+
+
+def read(paths: Sequence[str]) -> Report:
+    """Reads files, the Python files of folders, and what they import from the same project; nothing is run.
+
+    Args:
+        paths: Files and folders.
+
+    Returns:
+        The report. What a precise pattern finds is a likely fault, and other findings are unclear or notes.
+
+    Raises:
+        InputError: There is no such path, or a file that is named cannot be parsed.
+    """
+    begun = time.monotonic()
+    files = _load(paths)
+    findings = [
+        Finding(code, _VERDICTS[likely.precision], f"Likely: {likely.message}", place=_place(file, likely.node))
+        for file in files
+        for code, reader in readers().items()
+        for likely in reader(file)
+    ]
+    order = list(Verdict)
+    findings.sort(key=lambda finding: (order.index(finding.verdict), finding.place))
+    seconds = time.monotonic() - begun
+    stages = [Stage("reading", f"{len(files)} {'file' if len(files) == 1 else 'files'} read", seconds)]
+    states = [CheckState(code, State.MADE) for code in readers()]
+    report = Report(" ".join(paths), 0, findings, stages, states, seconds=seconds)
+    return accept_comments(report)
+
+
+@cache
+def readers() -> dict[str, Reader]:
+    """Returns the function `read` of each fault that has one, by code.
+
+    The other functions of a fault need torch: of its file, only what `read` uses is run.
+    """
+    found = {}
+    for code, check in describe().items():
+        path = Path(__file__).parents[1] / "faults" / f"{check.module}.py"
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        defined = {name: node for node in tree.body for name in _names(node)}
+        used, todo = set[ast.stmt](), ["read"]
+        while todo:
+            node = defined.get(todo.pop())
+            if node and node not in used:
+                used.add(node)
+                todo += [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
+        if used:
+            tree.body = [node for node in tree.body if node in used or _is_future(node)]
+            values: dict[str, Reader] = {}
+            exec(compile(tree, path, "exec"), values)  # noqa: S102
+            found[code] = values["read"]
+    return found
+
+
+def _names(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [name.asname or name.name.partition(".")[0] for name in node.names]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
+def _place(file: SourceFile, node: ast.expr | ast.stmt) -> str:
+    scope = file.scope(node)
+    path = os.path.relpath(file.path)
+    where = f"{file.path if path.startswith('..') else path}:{node.lineno}"
+    return where if isinstance(scope, ast.Module) else f"{where} in {scope.name}"
+
+
+def _load(paths: Sequence[str]) -> list[SourceFile]:
+    """Returns the files of paths, and those that they import from the same project."""
+    todo = [path.resolve() for name in paths for path in _python_files(Path(name))]
+    named = {Path(name).resolve() for name in paths}
+    files: dict[Path, SourceFile] = {}
+    imports: dict[Path, list[Path]] = {}
+    for path in todo:
+        if path not in imports:
+            imports[path] = []
+            if file := _parsed(path, needed=path in named):
+                files[path] = file
+                imports[path] = [*_imports(file)]
+                todo += imports[path]
+    importers: dict[Path, list[Path]] = {path: [] for path in files}
+    for path, others in imports.items():
+        for other in others:
+            importers.get(other, []).append(path)
+    for path, file in files.items():
+        programs = _closure([path], importers)
+        file.imported = [files[one] for one in _closure([path], imports) if one in files]
+        file.near = [files[one] for one in _closure(programs, imports) if one in files]
+    return list(files.values())
+
+
+def _python_files(path: Path) -> Iterable[Path]:
+    if path.is_dir():
+        for folder, folders, names in os.walk(path):
+            folders[:] = sorted(name for name in folders if name not in _FOREIGN and not name.startswith("."))
+            yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
+    elif path.is_file():
+        yield path
+    else:
+        raise InputError(f"There is no file or folder {path}.")
+
+
+def _parsed(path: Path, *, needed: bool) -> SourceFile | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+        with warnings.catch_warnings(action="ignore"):
+            return SourceFile(path, text, ast.parse(text))
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        if needed:
+            raise InputError(f"{path} cannot be read: {error}") from error
+        return None
+
+
+def _imports(file: SourceFile) -> Iterator[Path]:
+    """Yields the files of the project that a file imports."""
+    folders = _folders(file.path.parent)
+    for node in file.nodes:
+        if isinstance(node, ast.Import):
+            names = [name.name for name in node.names if not FRAMEWORK.fullmatch(name.name.partition(".")[0])]
+            yield from (found for name in names for found in _module(folders, name.split(".")))
+        elif isinstance(node, ast.ImportFrom):
+            parts = node.module.split(".") if node.module else []
+            if parts and not node.level and FRAMEWORK.fullmatch(parts[0]):
+                # The source of a framework may be part of its project.
+                continue
+            where = [str(file.path.parents[node.level - 1])] if 0 < node.level <= len(file.path.parents) else folders
+            yield from _module(where, parts) if parts else ()
+            yield from (found for name in node.names for found in _module(where, [*parts, name.name]))
+
+
+@cache
+def _folders(folder: Path) -> tuple[str, ...]:
+    """Returns where absolute imports of a folder may lead: itself, and the folders above up to the project's root."""
+    above = [folder, *folder.parents]
+    root = next((n for n, one in enumerate(above) if any((one / mark).exists() for mark in _ROOT_MARKS)), 0)
+    return tuple(map(str, (*above[: root + 1], above[root] / "src")))
+
+
+def _module(folders: Iterable[str], parts: Sequence[str]) -> Iterator[Path]:
+    for folder in folders:
+        base = "/".join((folder, *parts))
+        for path in (f"{base}.py", f"{base}/__init__.py"):
+            if _is_file(path):
+                yield Path(path)
+                return
+
+
+_is_file = cache(os.path.isfile)
+
+
+def _closure(paths: Iterable[Path], edges: dict[Path, list[Path]]) -> list[Path]:
+    found = dict.fromkeys(paths)
+    todo = list(found)
+    for path in todo:
+        new = [other for other in edges.get(path, ()) if other not in found]
+        found |= dict.fromkeys(new)
+        todo += new
+    return list(found)
