@@ -15,7 +15,6 @@ from doctor_support import CHILD_ENV, ROOT, Done
 from ddp_doctor.command import main
 from ddp_doctor.faults import describe, load_checks
 from ddp_doctor.flags import parse
-from ddp_doctor.versions import VERSION
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 EXAMPLE = ("--", TORCHRUN, "--standalone", "--nproc-per-node", "2", str(ROOT / "examples" / "train.py"))
@@ -63,14 +62,6 @@ def test_an_outer_launcher_is_rejected(monkeypatch: pytest.MonkeyPatch, doctor: 
     assert (done.code, "without a launcher" in done.err) == (2, True), done.out + done.err
 
 
-@pytest.mark.slow
-def test_what_a_launcher_rejects_is_said_in_its_own_words(doctor: Doctor) -> None:
-    Path("mine.py").write_text("print()\n")
-    done = doctor("--", "torchrun", "--nproc-per-node", "abc", "mine.py")
-    assert done.code == 2, done.out + done.err
-    assert "Unsupported nproc_per_node value: abc" in done.out
-
-
 def test_an_interpreter_without_torch_is_named_with_that_of_the_doctor(tmp_path: Path, doctor: Doctor) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=100)
     other = tmp_path / "bare" / "bin" / "python"
@@ -84,7 +75,6 @@ def test_an_interpreter_without_torch_is_named_with_that_of_the_doctor(tmp_path:
 def test_every_check_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert {code: check.CODE for code, check in load_checks().items()} == {code: code for code in describe()}
     for code, check in describe().items():
-        assert len(check.title.split()) <= 9, code
         assert main(["--explain", code.lower()]) == 0
         told = capsys.readouterr().out
         assert all(part in told for part in (check.title, *check.threads, *check.wrong.splitlines()))
@@ -111,12 +101,6 @@ def test_no_module_needs_lightning() -> None:
         "        importlib.import_module(module.name)\n"
     )
     subprocess.run([sys.executable, "-c", script], env=CHILD_ENV, timeout=250, check=True)
-
-
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    assert capsys.readouterr().out == f"ddp-doctor {VERSION}\n"
 
 
 def test_options_of_the_examined_code_are_its_own() -> None:

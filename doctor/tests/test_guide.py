@@ -41,11 +41,6 @@ def test_the_commands_of_the_pages_have_known_flags() -> None:
         parse(shlex.split(command))
 
 
-@pytest.mark.parametrize("mark", [suite.BEGIN, suite.END])
-def test_the_page_of_the_measurements_has_each_mark_once(mark: str) -> None:
-    assert suite.PAGE.read_text().count(mark) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["hook", "action"])
 def test_a_recipe_finds_the_fault_of_the_example_and_its_line(tmp_path: Path, recipe: str) -> None:

@@ -38,6 +38,6 @@ def test_each_program_differs_and_each_table_and_fault_has_one() -> None:
     assert {code for case in programs for code in case.codes} == set(describe())
     tables = {path.name: path.read_text() for path in PROJECTS.glob("*.txt")}
     assert all(path.name in "".join(tables.values()) for path in (PROJECTS / "bases").glob("*.py"))
-    # test_ways and test_emulation examine these.
-    del tables["batching.txt"], tables["gpus.txt"]
+    # test_emulation examines these.
+    del tables["gpus.txt"]
     assert sum(table.count("\n## ") for table in tables.values()) == len(programs)

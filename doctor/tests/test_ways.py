@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import subprocess
 import sys
@@ -13,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from compared_command import compared, forked_and_usual
 from doctor_support import CHILD_ENV
-from projects.cases import PROJECTS, cases, changed
+from projects.cases import PROJECTS, changed
+from suite import EVERYTHING
 
 import ddp_doctor
-from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES
 from ddp_doctor.launch.world_constants import change, changed_arguments
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
@@ -116,17 +115,37 @@ STARTS = {
         "~    main() =>     __import__('accelerate').debug_launcher(main, num_processes=2)\n",
     ),
     "HF Trainer": (TORCHRUN, "hf_trainer.py", ""),
+    # Weights of a named type, as loaded ones have, and a scaler.
+    "loaded in 32 bits": (
+        TORCHRUN,
+        "loop.py",
+        """
+~nn.Linear(16, 32) => nn.Linear(16, 32, dtype=torch.float32)
+~nn.Linear(32, 4) => nn.Linear(32, 4, dtype=torch.float32)
+~randn(size, 16 => randn(size, 16, dtype=torch.float32
+~DDP(net) => DDP(net) if world_size > 1 else net
+ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
++scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+-loss.backward()
+-optimizer.step()
++scaler.scale(loss).backward()
++scaler.step(optimizer)
++scaler.update()
+""",
+    ),
 }
-BATCHING = {case.name: case.text for case in cases("batching.txt")}
-# One process gets the batches of the ranks in turn; in the others, it gets their joined batch.
-IN_TURN = {"token_batches", "own_sampler"}
+# Programs of the suite that make their batches in other ways, and start with torchrun.
+BATCHING = ("permutation_of_all", "batches_by_next", "endless_shards", "token_weighted_loss", "gan_loop")
 
 
 def command_of(name: str) -> list[str]:
     """Writes a program into the current folder, and returns its command."""
     start, base, changes = STARTS.get(name, (TORCHRUN, "", ""))
-    text = changed((PROJECTS / "bases" / base).read_text(), changes) if base else BATCHING[name]
-    Path("train.py").write_text(text if "__main__" in text or not base else f"{text}\n\nmain()\n")
+    if name in STARTS:
+        text = changed((PROJECTS / "bases" / base).read_text(), changes)
+    else:
+        (text,) = (case.text for case in EVERYTHING if case.name == name)
+    Path("train.py").write_text(text if "__main__" in text else f"{text}\n\nmain()\n")
     return [word.replace("{}", "train.py") for word in shlex.split(start)]
 
 
@@ -137,35 +156,12 @@ def _commands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [*STARTS, *(name for name in BATCHING if name != "loaded_in_32_bits")])
+@pytest.mark.parametrize("name", [*STARTS, *BATCHING])
 def test_a_healthy_program_equals_one_process(name: str) -> None:
-    found, _ = compared(command_of(name))
+    found = compared(command_of(name))
     assert not found.cannot
     assert found.difference < 1e-9
-    assert found.method == (MICRO_BATCHES if name in IN_TURN else BATCHES)
     assert len(found.differences) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["a constant", *IN_TURN])
-def test_a_wrong_scale_is_found(name: str) -> None:
-    command, program = command_of(name), Path("train.py")
-    program.write_text(re.sub(r"(\w+)\.backward\(\)", r"(\1 * dist.get_world_size()).backward()", program.read_text()))
-    found, _ = compared(command)
-    assert found.difference == pytest.approx(1.0)
-    assert found.weights == pytest.approx((0.25, 0.25), rel=1e-6)
-    assert found.applied[0][0] == pytest.approx((0.5, 0.5), rel=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_weights_that_were_loaded_in_32_bits_are_compared_in_64() -> None:
-    found, _ = compared(command_of("loaded_in_32_bits"))
-    assert found.difference < 1e-9
-    # What a scaler divides is divided on one process as well, and is no wrong scale.
-    assert found.applied[0][0] == pytest.approx((0.5 / 4096, 0.5 / 4096))
-    assert found.reference[0] == pytest.approx(found.applied[0][0])
 
 
 @pytest.mark.slow

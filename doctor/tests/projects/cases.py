@@ -7,7 +7,8 @@ and `note` or `depends` after the code if the verdict is not `fault`. `~OLD => N
 it occurs. Other changes are written as those of a diff: lines with `-` are text of the program, those with `+` replace
 it, and those with a space stay, with what is added before or after them. Lines with `+` alone stand before the last
 function or class. Changes before the first `##` are those of all programs below the start. `## NAME < OTHER` changes
-another program of the table. A line of the old text that ends with `...` stands for itself and the block below it.
+another program of the table. A line of the old text that ends with `...` stands for itself and the block below it, and
+`FIRST ... LAST` for all that is between them.
 """
 
 from __future__ import annotations
@@ -115,7 +116,10 @@ def changed(program: str, row: str) -> str:
 
 
 def _pattern(line: str) -> str:
-    """Returns the pattern of a line of old text, possibly with the block below it."""
+    """Returns the pattern of a line of old text, possibly with the block below it, or with all lines up to a text."""
+    first, several, last = line.partition(" ... ")
+    if several:
+        return rf"{re.escape(first)}(?:.|\n)*?{re.escape(last)}"
     own = line[: len(line) - len(line.lstrip())]
     block = rf"(?:\n+(?P=indent){own} .*)*" if line.endswith(" ...") else ""
     return re.escape(line.removesuffix(" ...")) + block
@@ -130,8 +134,6 @@ def _title(table: str) -> str:
 
 
 CASES = cases("faults.txt")
-FAULTY = tuple(case for case in CASES if case.codes)
-HEALTHY = tuple(case for case in CASES if not case.codes)
 TRAINCHECK = cases("traincheck.txt")
 FAMILIES = {
     _title(table): cases(table)

@@ -1,7 +1,4 @@
-"""A loop with accelerate: gathered metrics of each sample once, and a scheduler that steps once per optimizer step.
-
-Start: `torchrun --nproc-per-node 2 accelerate_loop.py`.
-"""
+"""A loop with accelerate: gathered metrics of each sample once, and a scheduler that steps once per optimizer step."""
 
 import torch
 import torch.nn.functional as F

@@ -1,8 +1,4 @@
-"""A batch sampler of its own that groups sentences of similar length and splits the batches over the ranks.
-
-A complete Lightning script with `use_distributed_sampler=False`.
-Start: `torchrun --nproc-per-node 2 bucket_batch_sampler.py`.
-"""
+"""A batch sampler of its own that groups sentences of similar length and splits the batches over the ranks."""
 
 import os
 
@@ -37,11 +33,8 @@ class BucketBatchSampler(Sampler):
     """Yields batches of similar lengths; the ranks get different batches, and equally many."""
 
     def __init__(self, lengths, batch_size, rank, world_size):
-        self.lengths = lengths
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
-        self.epoch = 0
+        self.lengths, self.batch_size, self.epoch = lengths, batch_size, 0
+        self.rank, self.world_size = rank, world_size
 
     def set_epoch(self, epoch):
         self.epoch = epoch

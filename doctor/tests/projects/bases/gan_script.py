@@ -1,8 +1,4 @@
-"""A GAN with manual optimization in a complete Lightning script.
-
-Each of the two steps uses one network's parameters, so the script asks for `find_unused_parameters`.
-Start: `torchrun --nproc-per-node 2 gan_script.py`.
-"""
+"""A GAN with manual optimization in a Lightning script; each step uses the parameters of one network."""
 
 import os
 

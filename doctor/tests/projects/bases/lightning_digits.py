@@ -23,7 +23,6 @@ class Data(L.LightningDataModule):
     def setup(self, stage=None):
         self.train_set = digits(96, seed=0)
         self.val_set = digits(32, seed=1)
-        self.test_set = digits(32, seed=2)
 
     def train_dataloader(self):
         return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
@@ -31,24 +30,13 @@ class Data(L.LightningDataModule):
     def val_dataloader(self):
         return DataLoader(self.val_set, batch_size=self.batch_size)
 
-    def test_dataloader(self):
-        return DataLoader(self.test_set, batch_size=self.batch_size)
-
 
 class Module(L.LightningModule):
     def __init__(self, lr=1e-3, dropout=0.25):
         super().__init__()
         self.save_hyperparameters()
-        self.net = nn.Sequential(
-            nn.Conv2d(1, 8, 3),
-            nn.ReLU(),
-            nn.Conv2d(8, 16, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Dropout(dropout),
-            nn.Flatten(),
-            nn.Linear(64, 10),
-        )
+        convolutions = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2)
+        self.net = nn.Sequential(*convolutions, nn.Dropout(dropout), nn.Flatten(), nn.Linear(64, 10))
 
     def forward(self, x):
         return self.net(x)
@@ -59,17 +47,11 @@ class Module(L.LightningModule):
         self.log("train_loss", loss)
         return loss
 
-    def evaluate(self, batch, stage):
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         logits = self(x)
-        self.log(f"{stage}_loss", F.cross_entropy(logits, y), batch_size=len(y), sync_dist=True, prog_bar=True)
-        self.log(f"{stage}_acc", (logits.argmax(1) == y).float().mean(), batch_size=len(y), sync_dist=True)
-
-    def validation_step(self, batch, batch_idx):
-        self.evaluate(batch, "val")
-
-    def test_step(self, batch, batch_idx):
-        self.evaluate(batch, "test")
+        self.log("val_loss", F.cross_entropy(logits, y), batch_size=len(y), sync_dist=True, prog_bar=True)
+        self.log("val_acc", (logits.argmax(1) == y).float().mean(), batch_size=len(y), sync_dist=True)
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
