@@ -153,7 +153,6 @@ class Comparison:
         made: Whether it was made.
         method: How one process was given the samples of the ranks.
         reason: Why it was not made; empty if it was.
-        option: What would make it possible, as a sentence; empty if nothing is known.
         differences: For each step, the largest difference of a gradient, relative to the largest gradient.
         threshold: A larger difference is not rounding.
         module: The first module whose outputs differ; empty if there is none.
@@ -162,7 +161,6 @@ class Comparison:
     made: bool = False
     method: str = ""
     reason: str = ""
-    option: str = ""
     differences: Sequence[float] = ()
     threshold: float = 0.0
     module: str = ""

@@ -65,7 +65,7 @@ def hostile() -> Report:
         [finding],
         [Stage(HOSTILE, HOSTILE, 0.1)],
         [CheckState("LD012", State.MADE), CheckState("LD013", State.CANNOT_TELL, HOSTILE)],
-        Comparison(True, HOSTILE, HOSTILE, HOSTILE, [0.5], 1e-6, HOSTILE),
+        Comparison(True, HOSTILE, HOSTILE, [0.5], 1e-6, HOSTILE),
         [Accepted(finding, "comment", HOSTILE)],
         HOSTILE,
         HOSTILE,

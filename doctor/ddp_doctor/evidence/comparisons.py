@@ -112,10 +112,10 @@ def compare_evaluation(evidence: Evidence) -> tuple[str, str]:
 
 
 def comparison_of(evidence: Evidence) -> Comparison:
-    """Returns whether the ranks were compared with one process, how, and what would make it possible."""
+    """Returns whether the ranks were compared with one process, how, or why not."""
     found = evidence.reference
     if reason := found.cannot:
-        return Comparison(reason=reason, option=_option(evidence))
+        return Comparison(reason=reason)
     return Comparison(
         True,
         found.method,
@@ -123,10 +123,3 @@ def comparison_of(evidence: Evidence) -> Comparison:
         threshold=found.threshold,
         module=found.module if found.differs else "",
     )
-
-
-def _option(evidence: Evidence) -> str:
-    """Returns the option with which a comparison may be possible, as a sentence."""
-    runs = evidence.runs.values()
-    slow = next((run for run in runs if run.hung), None)
-    return f"A longer --timeout than {slow.spec.timeout:g} seconds may make it possible." if slow else ""

@@ -40,7 +40,7 @@ class RankComparison:
             are 1 / ranks each.
         residual: What they leave.
         differences: The difference of each step.
-        applied: The weights in the gradient that the optimizer of each rank got.
+        applied: The weights in the gradient that the optimizer of rank 0 got.
         reference: The same for the optimizer of one process, whose gradient a scaler may have divided.
         module: The first module whose outputs differ, with its class; empty if there is none.
         modules_seen: Whether the outputs of all modules are known.
@@ -60,7 +60,7 @@ class RankComparison:
     weights: tuple[float, ...] = ()
     residual: float = 0.0
     differences: tuple[float, ...] = ()
-    applied: tuple[Weights, ...] = ()
+    applied: Weights = ((), 0.0)
     reference: Weights = ((), 0.0)
     module: str = ""
     module_class: str = ""
@@ -139,7 +139,7 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         weights,
         residual,
         differences=tuple(differences),
-        applied=tuple(_least_squares(ranks, vector(rank, step, "applied"), step) for rank in ranks.ranks),
+        applied=_least_squares(ranks, vector(ranks.ranks[0], step, "applied"), step),
         reference=_least_squares(ranks, vector(one, step, "applied"), step),
         module=module,
         module_class=kind,

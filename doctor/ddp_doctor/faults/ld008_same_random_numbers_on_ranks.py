@@ -10,6 +10,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, calls_of, epoch_of
 from ddp_doctor.evidence.requirements import communicating, training_loader
 from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.probes.generators import OWN
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD008"
@@ -35,9 +36,7 @@ NEEDS = (communicating, training_loader)
 # NumPy and Python do not show where their numbers go. At least one per sample is no choice per batch, which takes a
 # few words, as mixup does.
 _FEW_WORDS = 16
-# The name of the generators that the program has created.
-_OWN = "a generator that the program has created"
-_GENERATORS = ("torch", "NumPy", "Python", _OWN)
+_GENERATORS = ("torch", "NumPy", "Python", OWN)
 
 
 class _Shared(NamedTuple):
@@ -68,7 +67,7 @@ def check(evidence: Evidence) -> list[Finding]:
 
 def _finding(evidence: Evidence, shared: _Shared) -> Finding:
     # PyTorch seeds each worker of a loader from torch's generator.
-    generator = "torch" if shared.in_workers and shared.generator != _OWN else shared.generator
+    generator = "torch" if shared.in_workers and shared.generator != OWN else shared.generator
     seeds = [
         event["place"]
         for event in evidence.ranks[0].of_kind("seed")
@@ -81,7 +80,7 @@ def _finding(evidence: Evidence, shared: _Shared) -> Finding:
     if not shared.data:
         return note(f"{message} It is not seen that they decide which data a rank gets.", shared.step, place=place)
     proof = ""
-    if not shared.in_workers and shared.generator != _OWN:
+    if not shared.in_workers and shared.generator != OWN:
         run = evidence.run("a seed per rank", interventions={"seeds": 1})
         if run.worked and any(other.data for other in _shared(run.ranks)):
             message += " The program sets this state again and again."
@@ -129,7 +128,7 @@ def _loading(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankR
     """Returns the draws with which samples are loaded in this process."""
 
     def states(batch: Event) -> set[str]:
-        if generator == _OWN:
+        if generator == OWN:
             return set(batch.get("own_loading", ()))
         begun = batch["generators"][generator]
         # The first batch also draws for its sampler.
@@ -138,7 +137,7 @@ def _loading(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankR
     epochs = {epoch_of(epoch): epoch for epoch in record.training_epochs}
     found = [one for one, two in pairs if states(one) & states(two) and epoch_of(one) in epochs]
     # Samplers draw alike on all ranks from a generator of their own, so that these divide one order.
-    found = [one for one in found if generator != _OWN or _augments(record, epochs[epoch_of(one)], _OWN)]
+    found = [one for one in found if generator != OWN or _augments(record, epochs[epoch_of(one)], OWN)]
     if len(found) < 2:
         return None
     epoch = epochs[epoch_of(found[0])]
@@ -151,7 +150,7 @@ def _workers(first: RankRecord, other: RankRecord, generator: str) -> _Shared | 
     """Returns the draws of workers that begin equally, if the data set draws from this generator."""
     for one, two in zip(first.training_epochs, other.training_epochs, strict=False):
         begun = zip(one["worker_generators"], two["worker_generators"], strict=False)
-        if generator == _OWN:
+        if generator == OWN:
             equal = any(set(a.get("own_states", ())) & set(b.get("own_states", ())) for a, b in begun)
         else:
             # If the workers of one rank begin alike, LD007 tells why.
@@ -167,7 +166,7 @@ def _step(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankReco
     """Returns the draws of the steps after the batches."""
 
     def states(batch: Event) -> dict[str, int]:
-        if generator == _OWN:
+        if generator == OWN:
             return dict(batch.get("own_step", {}))
         if generator == "torch":
             draws = batch["drawn"] > 1 and batch["next"] != batch["at_step"]["torch"]

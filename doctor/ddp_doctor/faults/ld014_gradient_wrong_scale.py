@@ -47,7 +47,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if not found.differs or not found.is_weighted or first_divergence(evidence):
         return unmet(evidence, compared)
     ranks = len(found.weights)
-    used, residual = found.applied[0]
+    used, residual = found.applied
     if max(found.weights) - min(found.weights) >= _EQUAL * ranks or not used:
         return []
     if residual > _UNEVEN or _is_uneven(used):

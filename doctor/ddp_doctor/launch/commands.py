@@ -49,12 +49,11 @@ class CommandRunner(Runner):
     def preload(self, names: Sequence[str] = ()) -> None:
         """Does nothing: the command starts new interpreters."""
 
-    def use_forks(self) -> bool:
+    def use_forks(self) -> None:
         """Lets further runs be forks of an interpreter that has imported torch."""
         if not self._is_warm:
             self._is_warm = self.interpreters[1].wait(300.0)["ready"]
         self.forks = True
-        return True
 
     def run(self, spec: Spec) -> Run:
         """Runs a specification to its end or timeout.

@@ -118,9 +118,8 @@ class Runner:
         for interpreter in self.interpreters:
             interpreter.wait(300.0)
 
-    def use_forks(self) -> bool:
-        """Lets further runs of a command be forks, and returns whether they are; others are forks from the start."""
-        return False
+    def use_forks(self) -> None:
+        """Lets further runs of a command be forks; others are forks from the start."""
 
     def run(self, spec: Spec) -> Run:
         """Runs a specification to its end or timeout."""

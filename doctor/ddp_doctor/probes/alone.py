@@ -74,7 +74,7 @@ class AloneProbe:
         recorder = self.recorder
         recorder.events[:] = [event for event in recorder.events if event["kind"] in _KEPT]
         recorder.tensors.clear()
-        recorder.add("alone", steps=self.steps)
+        recorder.add("alone")
         recorder.step = recorder.backwards = self.steps = 0
 
     def _journals(self) -> dict[int, list[str]]:
