@@ -8,7 +8,6 @@ from ddp_doctor.evidence.rank_comparison import RankComparison
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
 from ddp_doctor.launch.commands import CommandRunner
-from ddp_doctor.records.run import Run
 from ddp_doctor.records.spec import Spec, Target
 
 
@@ -24,12 +23,11 @@ def _runner() -> Iterator[CommandRunner]:
             runner.close()
 
 
-def compared(command: list[str], timeout: float = 150.0) -> tuple[RankComparison, dict[str, Run]]:
-    """Returns the comparison of a command, and the runs."""
+def compared(command: list[str], timeout: float = 150.0) -> RankComparison:
+    """Returns the comparison of a command with one process."""
     with _runner() as runner:
         runner.preload()
-        evidence = Evidence(Spec(Target(command=tuple(command)), world_size=2, timeout=timeout), runner)
-        return evidence.compare(), evidence.runs
+        return Evidence(Spec(Target(command=tuple(command)), world_size=2, timeout=timeout), runner).compare()
 
 
 def forked_and_usual(command: list[str], timeout: float = 150.0) -> list[list[list[str]]]:

@@ -64,6 +64,8 @@ def report_text(report: Report, *, verbose: bool = False) -> str:
         report: The report.
         verbose: Whether every check is listed with its state, not only those that cannot tell.
     """
+    if not report.devices:
+        return _reading_text(report)
     compared = ", compared with one process" if report.comparison and report.comparison.made else ""
     where = f"{plain(report.target)} on {report.devices} ranks{compared}"
     blocks = ["", _wrapped([headline(report), where, counts(report)])]
@@ -85,6 +87,16 @@ def report_text(report: Report, *, verbose: bool = False) -> str:
     return "\n".join([*blocks, f"{report.seconds:6.1f} s  in all", "", _wrapped(remarks(report))])
 
 
+def _reading_text(report: Report) -> str:
+    """Returns what was read, one line for each finding, as linters print them."""
+    lines = []
+    for finding in report.findings:
+        check = describe()[finding.code]
+        lines += [f"{plain(finding.place)}: {finding.code} {plain(finding.message)}", f"    fix: {check.short_fix}"]
+    accepted = f", {len(report.accepted)} accepted" if report.accepted else ""
+    return "\n".join([*lines, f"{headline(report)} {report.stages[0].outcome} in {report.seconds:.1f} s{accepted}."])
+
+
 def _wrapped(texts: Iterable[str], indent: str = "") -> str:
     """Returns texts with lines as wide as the terminal, up to 118 characters."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 118)
@@ -96,7 +108,7 @@ def _wrapped(texts: Iterable[str], indent: str = "") -> str:
 def headline(report: Report) -> str:
     """Returns the result in one sentence, which says if the comparison with one process was not made."""
     result, compared = verdict(report), report.comparison
-    if compared is None and not report.exit_code and report.checks:
+    if compared is None and not report.exit_code and report.checks and report.devices:
         compared = Comparison(reason="none of the chosen checks needs it")
     if compared is None or compared.made or report.hang or report.error:
         return f"{result}."
@@ -106,7 +118,8 @@ def headline(report: Report) -> str:
 def verdict(report: Report) -> str:
     """Returns the result in a few words."""
     if faults := len(report.faults):
-        return f"{faults} {'fault' if faults == 1 else 'faults'} found"
+        likely = "" if report.devices else "likely "
+        return f"{faults} {likely}{'fault' if faults == 1 else 'faults'} found"
     if DEFECT in (report.error or report.hang):
         return "The doctor failed on this program, which runs without it"
     if report.hang:
