@@ -1,4 +1,4 @@
-"""The doctor in tests: `examine_command`, and the marker `ddp_doctor`, which pytest knows by itself.
+"""The doctor in tests: `examine_command`, and what pytest knows by itself: a marker and a fixture of one function.
 
 from ddp_doctor.pytest import examine_command
 
@@ -66,6 +66,14 @@ def _examined(target: str = "", **options: Any) -> Report:
         # The summary of pytest shows the first line.
         pytest.fail(report_text(report).strip(), pytrace=False)
     return report
+
+
+@pytest.fixture
+def assert_same_on_ranks() -> Any:
+    """`ddp_doctor.testing.assert_same_on_ranks`: a loss, a step or a metric computes the same on several ranks."""
+    from ddp_doctor.testing import assert_same_on_ranks
+
+    return assert_same_on_ranks
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,183 @@
+"""One function on several ranks, in a test: `assert_same_on_ranks`.
+
+from ddp_doctor.testing import assert_same_on_ranks
+
+
+def test_info_nce():
+    assert_same_on_ranks(info_nce, model=Encoder, batch=batch, n=2)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ddp_doctor.errors import InputError
+from ddp_doctor.probes.draws import RandomReplay
+from ddp_doctor.testing.ranks import Case, Outcome, conditions, evaluate, move, on_ranks, without_ranks
+from ddp_doctor.testing.verdict import differences, report
+
+__all__ = ["assert_same_on_ranks"]
+_SPLITS = ("equal", "uneven", "padded")
+
+
+def assert_same_on_ranks(
+    function: Callable[..., Any],
+    *,
+    batch: Any,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    n: int = 2,
+    splits: str = "equal",
+    reference: bool = True,
+    timeout: float = 60.0,
+) -> None:
+    """Asserts that a function computes on several ranks what it computes on one process with all samples.
+
+    Compares the loss, the gradient that DistributedDataParallel applies, weights and buffers; or a metric on every
+    rank. All of it is computed in 64 bits, with the same weights and random draws. No process is started for a function
+    that asks nothing about ranks.
+
+    Args:
+        function: A loss, `function(model, shard)`; a step, `function(model, optimizer, shard)`, whose model is in
+            DistributedDataParallel; or a metric, which returns numbers or an object with `compute()`, and is called as
+            `function(shard)` without a model.
+        batch: All samples: tensors, arrays, and lists of samples, of one length, in tuples, lists and mappings. A rank
+            gets a part of it in the same form, and anything of another length as it is.
+        model: The model, or what makes it. The function gets copies.
+        optimizer: What makes the optimizer of a step from parameters.
+        n: The number of ranks.
+        splits: `equal`; `uneven`; or `padded`, with samples that are there twice, as those of DistributedSampler.
+        reference: False asks only whether the gradient is the derivative of the mean of the ranks' losses, for a loss
+            that is meant to use the statistics or negatives of one rank.
+        timeout: Seconds after which ranks that wait for each other are ended.
+
+    Raises:
+        AssertionError: Something differs: the code of the fault, the evidence and the fix.
+        InputError: The function, or an argument, permits no comparison.
+    """
+    __tracebackhide__ = True
+    if n < 2 or splits not in _SPLITS:
+        raise InputError(f"n is 2 or more, and splits one of {', '.join(_SPLITS)}; not {n} and {splits!r}.")
+    if optimizer and model is None:
+        raise InputError("An optimizer needs a `model`.")
+    if dist.is_initialized():
+        raise InputError("This process has a process group; end it first: the ranks have one of their own.")
+    with conditions():
+        torch.manual_seed(0)
+        made = model if model is None or isinstance(model, nn.Module) else model()
+        case = Case(function, copy.deepcopy(made).to("cpu").double() if made is not None else None, optimizer)
+        text = _compare(case, _wide(batch), n, splits, reference, timeout)
+    if text:
+        raise AssertionError(text)
+
+
+def _compare(case: Case, batch: Any, n: int, splits: str, reference: bool, timeout: float) -> str:
+    rows = _rows(batch)
+    order = _order(rows, n, splits)
+    shards = [_take(batch, rows, indices) for indices in order]
+    if case.model is not None and case.optimizer:
+        # Its import takes a second, which each fork would need.
+        case.optimizer(case.model.parameters())
+
+    def in_turn(records: bool) -> list[Outcome]:
+        ranks = [evaluate(case, shard, records=records) for shard in shards]
+        draws = [rank.draws for rank in ranks] if records else None
+        return [*ranks, evaluate(case, batch, draws, records=records)]
+
+    # DistributedDataParallel asks; and with GPUs, a fork permits no backward pass after one in this process.
+    found = None if case.optimizer or torch.cuda.is_available() else without_ranks(partial(in_turn, False))
+    if found and any(outcome.drew for outcome in found):
+        found = without_ranks(partial(in_turn, True))
+    if not found:
+        quick = partial(partial, evaluate, case, records=False)
+        found = [*chain(*on_ranks([[quick(shard) for shard in shards], [quick(batch)]], timeout))]
+    if reference and not differences(case, found[:-1], found[-1]):
+        return ""
+    with RandomReplay():
+        # The first operator imports what each fork would need seconds for.
+        torch.ones(1)
+    (ranks,) = on_ranks([[partial(_measure, case, shard, None) for shard in shards]], timeout)
+    draws = [rank["main"].draws for rank in ranks]
+    padded = _take(batch, rows, [*chain(*order)])
+
+    def on_one() -> tuple[dict[str, Outcome], list[Outcome]]:
+        whole = _measure(case, batch, draws) | {"padded": evaluate(case, padded, draws)}
+        return whole, [evaluate(case, shard, [own]) for shard, own in zip(shards, draws, strict=True)]
+
+    (((one, alone),),) = on_ranks([[on_one]], timeout)
+    return report(case, ranks, one, alone, reference=reference)
+
+
+def _measure(case: Case, shard: Any, draws: Any) -> dict[str, Outcome]:
+    """Returns what the function computes, by how, as `report` describes it."""
+    main = evaluate(case, shard, draws)
+    step = move(main.bits)
+    shifts = {"again": 0.0} if main.gradient is None else {"again": 0.0, "plus": step, "minus": -step}
+    found = {"main": main} | {name: evaluate(case, shard, draws, shift=shift) for name, shift in shifts.items()}
+    norms = [part for part in case.model.modules() if isinstance(part, _BatchNorm)] if case.model is not None else []
+    return found | ({"over": evaluate(case, shard, draws, over=True)} if norms and main.gradient is not None else {})
+
+
+def _each(batch: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: function(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(function, batch))
+    return type(batch)(map(function, batch)) if isinstance(batch, list | tuple) else batch
+
+
+def _wide(batch: Any) -> Any:
+    """Returns a batch on the CPU, with fractions in 64 bits."""
+    if isinstance(batch, torch.Tensor):
+        return batch.detach().to("cpu", torch.float64 if batch.is_floating_point() else batch.dtype)
+    return _each(batch, _wide)
+
+
+def _lengths(batch: Any) -> list[int]:
+    if isinstance(batch, Mapping | list | tuple):
+        return [*chain(*map(_lengths, batch.values() if isinstance(batch, Mapping) else batch))]
+    return [len(batch)] if getattr(batch, "shape", ()) else []
+
+
+def _rows(batch: Any) -> int:
+    """Returns the number of samples: the length of a list of samples, otherwise that of the first tensor."""
+    lengths = _lengths(batch)
+    if isinstance(batch, list) and not (lengths and len(lengths) == len(batch) and len(set(lengths)) == 1):
+        return len(batch)
+    if not lengths:
+        raise InputError("The batch has no tensor, array or list whose length is the number of samples.")
+    return lengths[0]
+
+
+def _order(rows: int, n: int, splits: str) -> list[list[int]]:
+    """Returns the samples of each rank."""
+    if (rows % n == 0) is (splits == "padded"):
+        hint = "leave one out" if splits == "padded" else "or choose another of `splits`"
+        if splits != "uneven":
+            raise InputError(f"{rows} samples on {n} ranks: {hint}.")
+    if splits == "padded":
+        return [[*range(rows), *range(n - rows % n)][rank::n] for rank in range(n)]
+    sizes = [rows // n + (rank < rows % n) for rank in range(n)]
+    if splits == "uneven" and rows % n == 0:
+        sizes[0], sizes[-1] = sizes[0] + 1, sizes[-1] - 1
+    if min(sizes) < 1:
+        raise InputError(f"{rows} samples are too few for {n} ranks.")
+    return [[*range(sum(sizes[:rank]), sum(sizes[: rank + 1]))] for rank in range(n)]
+
+
+def _take(batch: Any, rows: int, indices: Sequence[int]) -> Any:
+    """Returns the samples with these indices."""
+    if getattr(batch, "shape", ()):
+        return batch[list(indices)] if len(batch) == rows else batch
+    if isinstance(batch, list) and len(batch) == rows and _lengths(batch) != [rows] * rows:
+        return [batch[index] for index in indices]
+    return _each(batch, lambda part: _take(part, rows, indices))

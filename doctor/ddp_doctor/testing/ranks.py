@@ -1,0 +1,353 @@
+"""Computes a function on shards of a batch: on one process, and on several ranks, which are forks with gloo."""
+
+from __future__ import annotations
+
+import copy
+import faulthandler
+import os
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from numbers import Number
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_doctor.errors import InputError
+from ddp_doctor.probes.draws import Draw, RandomReplay
+
+# Which random numbers they are does not matter.
+_SEED = 0
+_ASKING = "ddp_doctor_asking"
+_LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class _AskedError(BaseException):
+    """The function wants to know about ranks; no `except Exception` of the user stops it."""
+
+
+class _AskingGroup(dist.ProcessGroup):
+    """A process group whose rank and size are asked before any collective."""
+
+    asks = False
+
+    def rank(self) -> int:
+        """Returns the rank while the group is made."""
+        if self.asks:
+            raise _AskedError
+        return 0
+
+    def size(self) -> int:
+        """Returns the number of ranks while the group is made."""
+        return self.rank() + 1
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Returns the name of the backend."""
+        return _ASKING
+
+
+dist.Backend.register_backend(_ASKING, lambda *_: _AskingGroup(0, 1), devices=["cpu"])
+
+
+class _AskingEnvironment(type(os.environ)):  # type: ignore[misc]
+    """The environment, without an answer to what a launcher of ranks sets."""
+
+    def __getitem__(self, name: str) -> str:
+        if name in _LAUNCHED:
+            raise _AskedError
+        return str(super().__getitem__(name))
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over the ranks, through which gradients flow."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    backward = forward
+
+
+class _OverRanks(_BatchNorm):
+    """A batch norm with the statistics of all ranks: SyncBatchNorm is for GPUs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalizes each channel of [samples of this rank, channels, ...]."""
+        if not self.training or dist.get_world_size() == 1:
+            return super().forward(x)
+        axes, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
+        count = _Sum.apply(x.new_tensor([x.numel() / x.shape[1]]))
+        mean = _Sum.apply(x.sum(axes)) / count
+        centered = x - mean.view(shape)
+        variance = _Sum.apply(centered.square().sum(axes)) / count
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, share)
+                self.running_var.lerp_(variance * count / (count - 1), share)
+        normal = centered * torch.rsqrt(variance + self.eps).view(shape)
+        return normal * self.weight.view(shape) + self.bias.view(shape) if self.affine else normal
+
+    def _check_input_dim(self, x: torch.Tensor) -> None:
+        """Takes any number of dimensions, as SyncBatchNorm."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is computed: a function, its model in 64 bits, and what makes its optimizer."""
+
+    function: Callable[..., Any]
+    model: nn.Module | None
+    optimizer: Callable[..., torch.optim.Optimizer] | None
+
+
+@dataclass
+class Outcome:
+    """What a call of the function computed.
+
+    Attributes:
+        values: The loss, as `loss`, or the numbers of a metric by their names.
+        gradient: That of the loss by all trained parameters, or what the optimizer got in its first step.
+        state: The weights and buffers after it.
+        bits: Those of the loss.
+        drew: Whether it drew random numbers; `draws` has them if they were recorded.
+        failures: Why its draws could not be those of the ranks.
+    """
+
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradient: torch.Tensor | None = None
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    bits: int = 64
+    drew: bool = False
+    draws: list[Draw] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """Returns the parameters that have gradients."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def direction(model: nn.Module) -> torch.Tensor:
+    """Returns a random direction of length 1 in the space of the trained parameters."""
+    count = sum(parameter.numel() for parameter in trained(model))
+    drawn = torch.randn(count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return drawn / drawn.norm()
+
+
+def move(bits: int) -> float:
+    """Returns how far parameters are moved for the difference quotient of a loss of so many bits."""
+    return 1e-4 if bits == 64 else 1e-2
+
+
+def evaluate(
+    case: Case,
+    shard: Any,
+    draws: Sequence[Sequence[Draw]] | None = None,
+    *,
+    records: bool = True,
+    shift: float = 0.0,
+    over: bool = False,
+) -> Outcome:
+    """Calls the function with copies of all that it may change.
+
+    Args:
+        case: The function.
+        shard: Its samples.
+        draws: Those of the ranks, which are joined and replace those of this call.
+        records: Whether draws are recorded or replaced, which makes each operator slower.
+        shift: How far the parameters are moved in the `direction`.
+        over: Whether batch norm uses the statistics of all ranks.
+    """
+    function, model = case.function, copy.deepcopy(case.model)
+    with suppress(Exception):
+        # A loss may be an object with a state.
+        function = copy.deepcopy(function)
+    arguments, found, losses, tape = [copy.deepcopy(shard)], Outcome(), list[torch.Tensor](), RandomReplay()
+    if model is not None:
+        for part in model.modules():
+            if isinstance(part, nn.SyncBatchNorm) or (over and isinstance(part, _BatchNorm)):
+                part.__class__ = _OverRanks
+        parts = direction(model).split([parameter.numel() for parameter in trained(model)]) if shift else ()
+        with torch.no_grad():
+            for parameter, step in zip(trained(model), parts, strict=False):
+                parameter.add_(shift * step.view_as(parameter))
+        arguments.insert(0, model)
+
+    def keep(*_: Any) -> None:
+        if found.gradient is None and model is not None:
+            own = [torch.zeros_like(part) if part.grad is None else part.grad for part in trained(model)]
+            found.gradient = torch.cat([part.detach().double().flatten() for part in own])
+
+    if model is not None and case.optimizer:
+        optimizer = case.optimizer(model.parameters())
+        optimizer.register_step_pre_hook(keep)
+        arguments = [DistributedDataParallel(model), optimizer, arguments[1]]
+    backward = torch.Tensor.backward
+
+    def see(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        losses.append(loss.detach())
+        backward(loss, *args, **kwargs)
+
+    _seed()
+    state = torch.get_rng_state()
+    tape.recording = True
+    tape.replay(draws)
+    with mock.patch.object(torch.Tensor, "backward", see), tape if records else nullcontext():
+        result = function(*arguments)
+        if isinstance(result, torch.Tensor) and result.requires_grad and not case.optimizer:
+            if result.numel() != 1 or model is None:
+                raise InputError("A loss is one number, and its model is given as `model`.")
+            result.backward()
+            keep()
+    if losses:
+        found.bits = torch.finfo(losses[0].dtype).bits
+        found.values = {"loss": torch.stack([loss.double().reshape(()) for loss in losses]).sum()}
+    elif case.optimizer:
+        raise InputError("A step, `function(model, optimizer, batch)`, calls `backward()`; this function does not.")
+    else:
+        found.values = dict(_numbers(result))
+    if model is not None:
+        found.state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    found.drew, found.draws, found.failures = not torch.equal(state, torch.get_rng_state()), tape.draws, tape.failures
+    return found
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the numbers of a metric with their names."""
+    if callable(compute := getattr(value, "compute", None)):
+        value = compute()
+    if isinstance(value, Mapping | list | tuple):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _numbers(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, torch.Tensor | Number) or hasattr(value, "__array__"):
+        yield name or "the metric", torch.as_tensor(value).detach().double()
+    else:
+        raise InputError(f"The function returns {value!r}, which is neither a loss nor a metric.")
+
+
+def _seed() -> None:
+    torch.manual_seed(_SEED)
+    random.seed(_SEED)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(_SEED)
+
+
+@contextmanager
+def conditions() -> Iterator[None]:
+    """Computes in 64 bits, without autocast, on one thread; the settings and generators of this process come back."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.callback(random.setstate, random.getstate())
+        if numpy := sys.modules.get("numpy"):
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(1)
+        for name in ("__enter__", "__exit__"):
+            stack.enter_context(mock.patch.object(torch.autocast, name, mock.Mock(return_value=None)))
+        yield
+
+
+def without_ranks(compute: Callable[[], Any]) -> Any:
+    """Returns what a call computes in this process, or None if it asks about ranks."""
+    dist.init_process_group(_ASKING, store=dist.HashStore(), rank=0, world_size=1)
+    group, environment, kind = dist.group.WORLD, os.environ, type(os.environ)
+    assert isinstance(group, _AskingGroup)
+    try:
+        group.asks = True
+        environment.__class__ = _AskingEnvironment
+        return compute()
+    except _AskedError:
+        return None
+    finally:
+        group.asks, environment.__class__ = False, kind
+        dist.destroy_process_group()
+
+
+def on_ranks(worlds: Sequence[Sequence[Callable[[], Any]]], timeout: float) -> list[list[Any]]:
+    """Computes each on its rank, which is a fork of this process, and leaves no process behind.
+
+    Args:
+        worlds: The computations of the ranks of each process group; the groups run side by side.
+        timeout: Seconds for all of them.
+
+    Raises:
+        AssertionError: A rank raises, ends, or waits for others that do not come.
+        InputError: A rank rejects the function.
+    """
+    deadline, started = time.monotonic() + timeout, list[Any]()
+    with tempfile.TemporaryDirectory(prefix="ddp-doctor-") as name, warnings.catch_warnings():
+        # Python warns of forks where there are threads; those of torch do not outlive a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        folders = [Path(name) / str(number) for number in range(len(worlds))]
+        try:
+            for folder, ranks in zip(folders, worlds, strict=True):
+                folder.mkdir()
+                arguments = ranks, folder, timeout
+                context = start_processes(_serve, arguments, len(ranks), False, True, "fork")
+                started.append(context)
+            for context, folder in zip(started, folders, strict=True):
+                while not context.join(max(0.0, deadline - time.monotonic())):
+                    if time.monotonic() >= deadline:
+                        raise AssertionError(_waiting(folder))
+        except (ProcessRaisedException, ProcessExitedException) as error:
+            raise AssertionError(f"On several ranks, the function fails: {error}") from None
+        finally:
+            for process in [process for context in started for process in context.processes]:
+                process.kill()
+                process.join()
+        found = [
+            [torch.load(folder / str(rank), weights_only=False) for rank in range(len(ranks))]
+            for folder, ranks in zip(folders, worlds, strict=True)
+        ]
+    for error in [result for results in found for result in results if isinstance(result, InputError)]:
+        raise error
+    return found
+
+
+def _serve(rank: int, computations: Sequence[Callable[[], Any]], folder: Path, timeout: float) -> None:
+    with (folder / f"{rank}.stack").open("w") as stack:
+        faulthandler.dump_traceback_later(0.9 * timeout, file=stack)
+        ranks = len(computations)
+        os.environ |= dict(zip(_LAUNCHED, map(str, (rank, rank, ranks, ranks)), strict=False))
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+        store = f"file://{folder}/store"
+        dist.init_process_group("gloo", store, timedelta(seconds=timeout), rank=rank, world_size=ranks)
+        try:
+            result = computations[rank]()
+        except InputError as error:
+            result = error
+        torch.save(result, folder / f"{rank}.part")
+        (folder / f"{rank}.part").rename(folder / str(rank))
+        faulthandler.cancel_dump_traceback_later()
+        # A rank that ends closes the connections of the others; a barrier would answer a collective of theirs.
+        while not all((folder / str(other)).exists() for other in range(ranks)):
+            time.sleep(0.001)
+
+
+def _waiting(folder: Path) -> str:
+    """Returns where the ranks wait, outside of torch."""
+    places = []
+    for path in sorted(folder.glob("*.stack")):
+        lines = [line.strip() for line in path.read_text().splitlines() if line.startswith("  File")]
+        own = [line for line in lines if f"{os.sep}torch{os.sep}" not in line and __file__ not in line]
+        places.append(f"  rank {path.stem}: {own[0] if own else 'has finished'}")
+    return "\n".join(["LD027 A collective on one rank only: the ranks wait for each other", *places])
