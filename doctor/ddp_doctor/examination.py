@@ -14,13 +14,12 @@ from ddp_doctor.accepted import accept_baseline, accept_comments, read_baseline
 from ddp_doctor.emulation.demand import emulation_for, tried_gpu
 from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training, comparison_of
-from ddp_doctor.evidence.defect import defect_of_the_doctor
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import ask
 from ddp_doctor.faults import choose_checks
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
-from ddp_doctor.findings import REASONS, CheckState, Finding, Report, Stage, State, Verdict, cannot_tell
+from ddp_doctor.findings import DEFECT, REASONS, CheckState, Finding, Report, Stage, State, Verdict, cannot_tell
 from ddp_doctor.launch.commands import CommandRunner
 from ddp_doctor.launch.runner import Runner, device_changes
 from ddp_doctor.records.spec import Spec, Target, target_name
@@ -32,6 +31,10 @@ _NO_TRAINING = (
     "ended with exit code 0, and no process that can be observed has trained: an argument such as --help ends a "
     "program early, and processes that are started by ssh, Docker or Ray are not observed."
 )
+_DEFECT = f"{DEFECT}: this is a defect of the doctor, not a fault of the program. Please report it with these lines:\n"
+# Longer than the failed run, the program has come past the place.
+_SECONDS_MORE = 10.0
+_TIMED_OUT = "timed out"
 
 
 def examine(
@@ -242,7 +245,7 @@ class _Examination:
     def finish(self) -> None:
         """Compares the runs, and asks the checks."""
         if self.failed:
-            self.error = self.error and defect_of_the_doctor(self.evidence) + self.error
+            self.error = self.error and self._defect() + self.error
             return
         if self.evidence.worked("ranks") and self.numeric:
             self._stage("one process in 64 bits", lambda: compare_training(self.evidence))
@@ -250,7 +253,7 @@ class _Examination:
                 self._stage("evaluation", self._evaluation)
         self._stage("checks", self._check)
         if self.hang and not any(finding.verdict is Verdict.FAULT for finding in self.findings):
-            self.hang = defect_of_the_doctor(self.evidence) + self.hang
+            self.hang = self._defect() + self.hang
 
     def _stage(self, name: str, work: Callable[[], str], *, may_fail: bool = True) -> None:
         begun = time.monotonic()
@@ -302,6 +305,25 @@ class _Examination:
         except Exception as error:
             # A defect of a check must not hide what the others find.
             return [cannot_tell(f"The check failed: {type(error).__name__}: {error}")]
+
+    def _defect(self) -> str:
+        """Returns that the defect is the doctor's if the code runs alone where it failed under it; or nothing."""
+        failed = self.evidence.failed("ranks", "single")
+        spec = self.evidence.spec
+        module = bool(spec.target.config or (self.evidence.single and self.evidence.is_module))
+        if failed is None or failed.hung or module or spec.gpus or (spec.target.data and not spec.target.command):
+            # What hangs alone would hang here, and a module or a program for GPUs needs the doctor to run at all.
+            return ""
+        if failed.errors and failed.errors[0]["input"]:
+            return ""
+        seconds = min(spec.timeout, failed.seconds + _SECONDS_MORE)
+        run = self.evidence.run(
+            "without the doctor", purpose="bare", world_size=failed.spec.world_size, timeout=seconds
+        )
+        # Under the doctor, a rank waits for a shorter time: what waits for ever also hangs alone.
+        waited = any(_TIMED_OUT in error["message"].lower() for error in failed.errors)
+        runs = (run.hung and not waited) or (bool(run.ranks) and all(rank.code == 0 for rank in run.ranks))
+        return _DEFECT if runs else ""
 
     def report(self, target: str, seconds: float, protection: Protection) -> Report:
         """Returns the report."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from doctor_support import CHILD_ENV, ROOT
 
-from ddp_doctor.watch.comparison import Comparison
+from ddp_doctor.watch.comparison import WatchedRanks
 from ddp_doctor.watch.rank import MOST_GROUPS, digests
 
 PROGRAM = Path(__file__).with_name("watched_programs.py")
@@ -139,19 +139,19 @@ def ended(steps: int) -> str:
 def test_the_records_of_the_ranks_are_compared(lines: Any, expected: dict[str, str], tmp_path: Path) -> None:
     for rank in (0, 1):
         (tmp_path / f"rank{rank}.jsonl").write_text("".join(lines(rank)))
-    found = Comparison(tmp_path).finish().findings
+    found = WatchedRanks(tmp_path).finish().findings
     assert {finding.code: finding.verdict.value for finding in found} == expected
 
 
 def test_records_are_compared_as_they_arrive_and_half_a_line_waits(tmp_path: Path) -> None:
     told: list[str] = []
-    comparison = Comparison(tmp_path, lambda finding: told.append(finding.code))
+    ranks = WatchedRanks(tmp_path, lambda finding: told.append(finding.code))
     (tmp_path / "rank0.jsonl").write_text(record(0) + record(10))
     (tmp_path / "rank1.jsonl").write_text(record(0) + record(10, lr=[0.2])[:-20])
-    comparison.read()
-    assert (told, comparison.compared) == ([], 1)
+    ranks.read()
+    assert (told, ranks.compared) == ([], 1)
     with (tmp_path / "rank1.jsonl").open("a") as file:
         file.write(record(10, lr=[0.2])[-20:])
-    comparison.read()
-    comparison.read()
-    assert (told, comparison.compared) == (["LD017"], 2)
+    ranks.read()
+    ranks.read()
+    assert (told, ranks.compared) == (["LD017"], 2)

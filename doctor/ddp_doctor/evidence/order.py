@@ -78,18 +78,18 @@ def contents(ranks: Sequence[RankRecord], base: int) -> Contents:
     shared = [index for index in (samples or [{}])[0] if all(index in other for other in samples)]
     if len(calls) < len(ranks) or len({call["dataset"] for call in calls}) > 1 or len(shared) < 2:
         return Contents()
-    places = range(min(len(other[index]) for other in samples for index in shared))
-    columns = [[[other[index][place] for index in shared] for other in samples] for place in places]
+    leaves = range(min(len(other[index]) for other in samples for index in shared))
+    columns = [[[other[index][leaf] for index in shared] for other in samples] for leaf in leaves]
     # A value that most samples share, such as a label, does not identify a sample.
-    identifying = [place for place in places if _identifies(columns[place][0])]
+    identifying = [leaf for leaf in leaves if _identifies(columns[leaf][0])]
     if not identifying:
         return Contents()
-    if not all(column == columns[place][0] for place in identifying for column in columns[place]):
+    if not all(column == columns[leaf][0] for leaf in identifying for column in columns[leaf]):
         sets = [set(column) for column in columns[identifying[0]]]
         permuted = any(len(first & second) > len(first) / 2 for first, second in combinations(sets, 2))
         return Contents(False, permuted, calls=len(shared))
-    others = [place for place in places if place not in identifying and all(all(c) for c in columns[place])]
-    rows = [row for row in range(len(shared)) if any(len({c[row] for c in columns[place]}) > 1 for place in others)]
+    others = [leaf for leaf in leaves if leaf not in identifying and all(all(c) for c in columns[leaf])]
+    rows = [row for row in range(len(shared)) if any(len({c[row] for c in columns[leaf]}) > 1 for leaf in others)]
     return Contents(True, different=[int(shared[row]) for row in rows], calls=len(shared))
 
 
@@ -173,12 +173,12 @@ def leak(ranks: Sequence[RankRecord]) -> Leak | None:
             set[Any]().union(*(samples(ranks, rank, event) for event in events))
             for rank, events in zip(ranks, trained, strict=True)
         ]
-        for place, rank in enumerate(ranks):
+        for number, rank in enumerate(ranks):
             for event in (event for event in rank.evaluation_epochs if not event["iterable"]):
                 own = samples(ranks, rank, event)
                 if len(own) < 2:
                     continue
-                if own & training[place]:
+                if own & training[number]:
                     # Perhaps the accuracy of the training samples.
                     return None
                 for other, theirs in zip(ranks, training, strict=True):

@@ -41,7 +41,7 @@ class RankComparison:
         residual: What they leave.
         differences: The difference of each step.
         applied: The weights in the gradient that the optimizer of rank 0 got.
-        reference: The same for the optimizer of one process, whose gradient a scaler may have divided.
+        one_process: The same for the optimizer of one process, whose gradient a scaler may have divided.
         module: The first module whose outputs differ, with its class; empty if there is none.
         modules_seen: Whether the outputs of all modules are known.
         cannot: Why the comparison says nothing; empty if it does.
@@ -61,7 +61,7 @@ class RankComparison:
     residual: float = 0.0
     differences: tuple[float, ...] = ()
     applied: Weights = ((), 0.0)
-    reference: Weights = ((), 0.0)
+    one_process: Weights = ((), 0.0)
     module: str = ""
     module_class: str = ""
     modules_seen: bool = True
@@ -140,7 +140,7 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         residual,
         differences=tuple(differences),
         applied=_least_squares(ranks, vector(ranks.ranks[0], step, "applied"), step),
-        reference=_least_squares(ranks, vector(one, step, "applied"), step),
+        one_process=_least_squares(ranks, vector(one, step, "applied"), step),
         module=module,
         module_class=kind,
         modules_seen=seen,

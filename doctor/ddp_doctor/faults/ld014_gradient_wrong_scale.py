@@ -53,7 +53,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if residual > _UNEVEN or _is_uneven(used):
         return _changed_before_the_step(evidence, found)
     # What the ranks apply, relative to one process with the same samples.
-    own, rest = found.reference
+    own, rest = found.one_process
     factor = used[0] / (own[0] if own and own[0] and rest <= max(_EQUAL, residual) else found.weights[0])
     if abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * residual):
         return []

@@ -49,8 +49,8 @@ def check(evidence: Evidence) -> list[Finding]:
         if not _is_averaged_once(run.ranks[0], step):
             continue
         least = _least(run, step, event["names"])
-        for place, rank in enumerate(run.ranks):
-            keys = [key for key in event["names"] if _is_wrong(run, evidence.single, place, f"{step}/{key}", least)]
+        for number, rank in enumerate(run.ranks):
+            keys = [key for key in event["names"] if _is_wrong(run, evidence.single, number, f"{step}/{key}", least)]
             if not keys:
                 continue
             zero = not any(bool(rank.tensors[f"applied/{step}/{key}"].any()) for key in keys)
@@ -75,11 +75,11 @@ def _least(run: Run, step: int, keys: Sequence[str]) -> float:
     return max(least, _LEAST_OF_16_BITS) if run.ranks[0].of_kind("comm_hook") else least
 
 
-def _is_wrong(run: Run, single: RankRecord | None, place: int, key: str, least: float) -> bool:
+def _is_wrong(run: Run, single: RankRecord | None, number: int, key: str, least: float) -> bool:
     applied, local = run.tensors(f"applied/{key}"), run.tensors(f"local/{key}")
     if not applied or not local:
         return False
-    own, mean = applied[place], torch.stack(local).double().mean(0)
+    own, mean = applied[number], torch.stack(local).double().mean(0)
     if float(mean.abs().max()) <= least or any(is_multiple(own, tensor) for tensor in [mean, *local]):
         return False
     # The code may change gradients on all ranks alike, and also on one process.

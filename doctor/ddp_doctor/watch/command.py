@@ -16,7 +16,7 @@ from ddp_doctor.errors import InputError
 from ddp_doctor.findings import Finding, Report
 from ddp_doctor.flags import Parser
 from ddp_doctor.output.terminal import print_text
-from ddp_doctor.watch.comparison import Comparison
+from ddp_doctor.watch.comparison import WatchedRanks
 
 _SITE = Path(__file__).parents[1] / "launch" / "site"
 _ABOUT = """\
@@ -47,10 +47,10 @@ def main(words: Sequence[str]) -> int:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddp-doctor-watch-")))
         else:
             folder = _new_folder(Path(request.records).absolute())
-        comparison = Comparison(folder, _tell)
-        code = _run(command, folder, comparison)
-        report = comparison.finish()
-    print_text(f"ddp-doctor watch: {shlex.join(command)}: {_summary(comparison, report)}", sys.stderr)
+        ranks = WatchedRanks(folder, _tell)
+        code = _run(command, folder, ranks)
+        report = ranks.finish()
+    print_text(f"ddp-doctor watch: {shlex.join(command)}: {_summary(ranks, report)}", sys.stderr)
     return code or report.exit_code
 
 
@@ -70,7 +70,7 @@ def _tell(finding: Finding) -> None:
     print_text(f"ddp-doctor watch: {finding.verdict.value}: {finding.code}: {finding.message}", sys.stderr)
 
 
-def _run(command: list[str], folder: Path, comparison: Comparison) -> int:
+def _run(command: list[str], folder: Path, ranks: WatchedRanks) -> int:
     """Runs a command, passes signals on to it, and returns its exit code."""
     path = os.pathsep.join([str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
     if command[0] in {"python", "python3"}:
@@ -94,18 +94,18 @@ def _run(command: list[str], folder: Path, comparison: Comparison) -> int:
         except subprocess.TimeoutExpired:
             while received:
                 process.send_signal(received.pop(0))
-            comparison.read()
+            ranks.read()
 
 
-def _summary(comparison: Comparison, report: Report) -> str:
+def _summary(ranks: WatchedRanks, report: Report) -> str:
     """Returns what was compared and found, in one line."""
-    share = max((end["share"] for end in comparison.ends.values()), default=0.0)
+    share = max((end["share"] for end in ranks.ends.values()), default=0.0)
     found = "; ".join(f"{finding.code} {finding.message}" for finding in report.faults)
     parts = [
-        f"{len(comparison.last)} ranks were compared {comparison.compared} times in "
-        f"{max(comparison.last.values(), default=0)} optimizer steps ({share:.1%} of the time): "
-        f"{found or ('no fault was seen' if comparison.compared else 'nothing was compared')}."
+        f"{len(ranks.last)} ranks were compared {ranks.compared} times in "
+        f"{max(ranks.last.values(), default=0)} optimizer steps ({share:.1%} of the time): "
+        f"{found or ('no fault was seen' if ranks.compared else 'nothing was compared')}."
     ]
-    for rank, end in comparison.ends.items():
+    for rank, end in ranks.ends.items():
         parts += [f"The watch of rank {rank} ended early: {end['end']}."] if end["end"] else []
     return " ".join(parts)

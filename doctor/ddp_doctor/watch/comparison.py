@@ -15,7 +15,7 @@ from ddp_doctor.findings import Finding, Report, Verdict, listed
 _SHARED, _FEWEST = 0.02, 64
 
 
-class Comparison:
+class WatchedRanks:
     """The records of all ranks, as far as they have been read.
 
     Args:
