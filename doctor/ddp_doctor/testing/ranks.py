@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_doctor.errors import InputError
 from ddp_doctor.probes.draws import Draw, RandomReplay
+from ddp_doctor.probes.modules import normalize_over_ranks
 
 # Which random numbers they are does not matter.
 _SEED = 0
@@ -71,38 +72,10 @@ class _AskingEnvironment(type(os.environ)):  # type: ignore[misc]
         return str(super().__getitem__(name))
 
 
-class _Sum(torch.autograd.Function):
-    """The sum over the ranks, through which gradients flow."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total)
-        return total
-
-    backward = forward
-
-
 class _OverRanks(_BatchNorm):
     """A batch norm with the statistics of all ranks: SyncBatchNorm is for GPUs."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalizes each channel of [samples of this rank, channels, ...]."""
-        if not self.training or dist.get_world_size() == 1:
-            return super().forward(x)
-        axes, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
-        count = _Sum.apply(x.new_tensor([x.numel() / x.shape[1]]))
-        mean = _Sum.apply(x.sum(axes)) / count
-        centered = x - mean.view(shape)
-        variance = _Sum.apply(centered.square().sum(axes)) / count
-        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            with torch.no_grad():
-                self.running_mean.lerp_(mean, share)
-                self.running_var.lerp_(variance * count / (count - 1), share)
-        normal = centered * torch.rsqrt(variance + self.eps).view(shape)
-        return normal * self.weight.view(shape) + self.bias.view(shape) if self.affine else normal
+    forward = normalize_over_ranks  # type: ignore[assignment]
 
     def _check_input_dim(self, x: torch.Tensor) -> None:
         """Takes any number of dimensions, as SyncBatchNorm."""
@@ -199,7 +172,7 @@ def evaluate(
         optimizer = case.optimizer(model.parameters())
         optimizer.register_step_pre_hook(keep)
         arguments = [DistributedDataParallel(model), optimizer, arguments[1]]
-    backward = torch.Tensor.backward
+    backward: Any = torch.Tensor.backward
 
     def see(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         losses.append(loss.detach())
@@ -209,7 +182,8 @@ def evaluate(
     state = torch.get_rng_state()
     tape.recording = True
     tape.replay(draws)
-    with mock.patch.object(torch.Tensor, "backward", see), tape if records else nullcontext():
+    recorded: Any = tape if records else nullcontext()
+    with mock.patch.object(torch.Tensor, "backward", see), recorded:
         result = function(*arguments)
         if isinstance(result, torch.Tensor) and result.requires_grad and not case.optimizer:
             if result.numel() != 1 or model is None:
@@ -318,14 +292,16 @@ def on_ranks(worlds: Sequence[Sequence[Callable[[], Any]]], timeout: float) -> l
             [torch.load(folder / str(rank), weights_only=False) for rank in range(len(ranks))]
             for folder, ranks in zip(folders, worlds, strict=True)
         ]
-    for error in [result for results in found for result in results if isinstance(result, InputError)]:
-        raise error
+    for rejected in [result for results in found for result in results if isinstance(result, InputError)]:
+        raise rejected
     return found
 
 
 def _serve(rank: int, computations: Sequence[Callable[[], Any]], folder: Path, timeout: float) -> None:
     with (folder / f"{rank}.stack").open("w") as stack:
         faulthandler.dump_traceback_later(0.9 * timeout, file=stack)
+        # Those of the function are seen where it is called first; those of torch must not become errors.
+        warnings.simplefilter("ignore")
         ranks = len(computations)
         os.environ |= dict(zip(_LAUNCHED, map(str, (rank, rank, ranks, ranks)), strict=False))
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}

@@ -46,18 +46,13 @@ def differences(case: Case, ranks: Sequence[Outcome], one: Outcome) -> dict[str,
     found = {"gradient": max(distance(gradient, one.gradient) for gradient in applied(case, ranks))}
     found["loss"] = distance(_loss(ranks), one.values["loss"])
     before = case.model.state_dict() if case.model is not None else {}
+    floats = {name: value for name, value in before.items() if value.is_floating_point()}
     # Where a gradient is noise, an update may be noise as well: compare with the largest one.
-    update = max(
-        distance(one.state[name], value) * float(value.norm()) for name, value in before.items() if _real(value)
-    )
+    update = max((float((one.state[name] - value).norm()) for name, value in floats.items()), default=0.0)
     for name, value in one.state.items():
         amount = max(float((rank.state[name].double() - value.double()).norm()) for rank in ranks)
-        found[name] = amount / (update or 1.0) if _real(value) else amount
+        found[name] = amount / update if name in floats and update else amount
     return {name: amount for name, amount in found.items() if not amount <= _SAME[one.bits]}
-
-
-def _real(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point()
 
 
 def _loss(ranks: Sequence[Outcome]) -> torch.Tensor:
@@ -158,18 +153,17 @@ def _name(
         return "LD012", "with the statistics of all ranks, the difference is gone"
     parts = [outcome.gradient for outcome in alone if outcome.gradient is not None]
     if max(distance(gradient, gradients[0]) for gradient in gradients) > enough:
-        own = all(_fit([part], gradient)[1] <= enough for part, gradient in zip(parts, gradients, strict=True))
-        return (
-            ("LD009", "each rank steps with its own") if own else ("LD011", "the ranks step with different gradients")
-        )
+        if all(_fit([part], gradient)[1] <= enough for part, gradient in zip(parts, gradients, strict=True)):
+            return "LD009", "each rank steps with its own"
+        return "LD011", "the ranks step with different gradients"
     (factor,), rest = _fit([one.gradient], mean)
     weights, left = _fit(parts, one.gradient)
     scaled = rest <= enough and abs(factor - 1) > enough
     # A step may also scale the gradient by itself, of a loss without a collective.
     if share != 1 and not (scaled and case.optimizer and left <= enough):
         return "LD015", (
-            f"the ranks apply {share:.3g} times the derivative of what they compute: a collective passes no gradient to "
-            "the samples of other ranks"
+            f"the ranks apply {share:.3g} times the derivative of what they compute: a collective passes no gradient "
+            "to the samples of other ranks"
         )
     if scaled:
         causes = {
