@@ -201,9 +201,8 @@ def lost(size: float, zero: bool = True) -> Evidence:
     return evidence(ranks=trained(applied, applied, WRAPPED, wrapped_pass(), own=own), single=alone)
 
 
-def unexplained(ranks: list[RankRecord], many: list[RankRecord] | None = None, **values: Any) -> Evidence:
-    reference = values.pop("reference", EQUAL)
-    return replace(evidence(reference, ranks=ranks, runs={"numbers later": many or ranks}), **values)
+def unexplained(ranks: list[RankRecord], reference: RankComparison = EQUAL, **values: Any) -> Evidence:
+    return replace(evidence(reference, ranks=ranks, runs={"numbers later": ranks}), **values)
 
 
 HALF = {"0:0": OWN[0], "0:1": MEAN}, {"0:0": OWN[1], "0:1": MEAN}
@@ -311,13 +310,8 @@ ROWS["LD015"] = [
 # Schedules, optimizers and modes.
 
 
-def schedule(
-    ours: Callable[[int], float], alone: Callable[[int], float], base: tuple[float, float] = (0, 0), most: int = 14
-) -> Evidence:
-    several, one = (
-        [step(number, lr=[rate(number)], base=[start]) for number in range(steps)]
-        for rate, start, steps in zip((ours, alone), base, (3, most), strict=True)
-    )
+def schedule(ours: Callable[[int], float], alone: Callable[[int], float]) -> Evidence:
+    several, one = ([step(n, lr=[rate(n)]) for n in range(steps)] for rate, steps in ((ours, 3), (alone, 14)))
     return evidence(ranks=both(*several, END), single=records([*one, END]))
 
 
