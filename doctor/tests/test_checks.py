@@ -17,6 +17,7 @@ from recorded import (
     OWN,
     WRAPPED,
     Event,
+    Runs,
     batch,
     both,
     collective,
@@ -296,11 +297,31 @@ ROWS["LD014"] = [
     ("another gradient after the average", "unclear", scaled(1, 0.2)),
     ("not compared", "cannot tell", evidence(RankComparison(cannot="it hung"), ranks=STEPS)),
 ]
-GATHERED = collective(op="all_gather")
+
+
+def moved(quotient: float, given: Evidence, one: float = 1.0) -> Evidence:
+    """Returns evidence whose gradient is this multiple of the derivative, and on one process another one."""
+
+    def give(spec: Spec) -> list[RankRecord]:
+        by, factor = spec.interventions["move"]["by"], quotient if spec.world_size > 1 else one
+        tensors = {"before/1/0:0": by * torch.ones(2), "applied/1/0:0": factor * torch.ones(2)}
+        events = event("backward", 1, loss=2 * by), step(1)
+        return records(*[events] * spec.world_size, tensors=[tensors] * spec.world_size)
+
+    return replace(given, runner=Runs(give))
+
+
+def shapes() -> Evidence:
+    return evidence(RankComparison(cannot="they have other shapes"), ranks=both(collective(), step(), step(1)))
+
+
 ROWS["LD015"] = [
-    ("gathered without gradient", "fault", combined(GATHERED)),
-    ("gathered with gradient", NOTHING, compared(1e-15, both(GATHERED, step()), weights=(0.5, 0.5))),
-    ("local negatives", DEPENDS, combined()),
+    ("gathered without gradient", "fault", moved(0.5, combined(step()))),
+    ("gathered with gradient", NOTHING, compared(1e-15, both(collective(op="all_gather"), step()), weights=(0.5, 0.5))),
+    ("local negatives", DEPENDS, moved(1.0, combined(step()))),
+    ("detached on one process as well", DEPENDS, moved(0.5, combined(step()), one=0.5)),
+    ("not compared, and another derivative", "fault", moved(0.5, shapes())),
+    ("not compared, and the derivative", "cannot tell", moved(1.0, shapes())),
     ("a module combines the samples", DEPENDS, combined(module="mix", module_class="Mix")),
     ("dropout in another order", "cannot tell", combined(module="drop", module_class="Dropout")),
     ("outputs are not known", "cannot tell", combined(modules_seen=False)),

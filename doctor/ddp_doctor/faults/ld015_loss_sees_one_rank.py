@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ddp_doctor.evidence.communication import averaged_weights, own_models
+from ddp_doctor.evidence.derivative import measure
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
-from ddp_doctor.evidence.requirements import compared, compared_at_once, unmet
-from ddp_doctor.findings import Finding, cannot_tell, depends, fault
+from ddp_doctor.evidence.requirements import compared_at_once, optimizer_steps, unmet
+from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault
 
 CODE = "LD015"
 TITLE = "The loss sees the samples of one rank"
@@ -29,11 +33,41 @@ STRUCTURAL = False
 EXPLAINS = "gradients"
 # What is drawn for a sample does not depend on the others.
 _RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "RReLU"}
-NEEDS = (compared,)
+NEEDS = (optimizer_steps,)
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Finds gradients that are not a combination of those of the ranks, although all modules agree."""
+    """Finds gradients that are not a combination of those of the ranks, although all modules agree.
+
+    Where that depends on the number of ranks, or cannot be compared, the gradient still has to be the derivative of
+    what the ranks compute.
+    """
+    found = _compared(evidence)
+    is_open = any(
+        finding.verdict in {Verdict.DEPENDS, Verdict.CANNOT_TELL, Verdict.NOT_APPLICABLE} for finding in found
+    )
+    if not is_open or evidence.faulty or averaged_weights(evidence) or own_models(evidence):
+        return found
+    derivative = measure(evidence)
+    if derivative.differs:
+        message = (
+            f"The ranks step with {derivative.quotient:.3g} times the derivative of the mean of their losses: a "
+            "collective passes no gradient, or some gradients are not averaged. On one process, it is the derivative."
+        )
+        amount = f"{abs(derivative.quotient - 1):.1e} of the gradient"
+        return [fault(message, derivative.step, "", amount, _collective(evidence) or loss_place(evidence))]
+    told = " The gradient is the derivative of what the ranks compute." if derivative.is_right else ""
+    return [replace(finding, message=f"{finding.message}{told}") for finding in found]
+
+
+def _collective(evidence: Evidence) -> str:
+    """Returns where the program calls a collective before its first optimizer step, or nothing."""
+    events = evidence.ranks[0].of_kind("collective")
+    return next((event["place"] for event in events if event["place"] and event["size"] > 1 and not event["step"]), "")
+
+
+def _compared(evidence: Evidence) -> list[Finding]:
+    """Compares the gradients of the ranks with that of one process."""
     found = without_batch_norm(evidence)
     if not found.differs or found.is_weighted or not found.weights or first_divergence(evidence):
         return unmet(evidence, compared_at_once)
@@ -46,10 +80,6 @@ def check(evidence: Evidence) -> list[Finding]:
     if not found.modules_seen:
         return [cannot_tell("The gradients differ, but the outputs of some modules are not known.")]
     left = f"The gradients of the ranks leave {found.residual:.1e} of that of one process, although all modules agree"
-    for event in evidence.ranks[0].of_kind("collective"):
-        if event["op"].startswith("all_gather") and event["step"] == found.step:
-            message = f"{left}: the loss gathers samples of all ranks, but {event['op']} passes no gradient to them."
-            return [fault(message, *where[:-1], event["place"])]
     if found.step < len({event["optimizer"] for event in evidence.ranks[0].of_kind("step")}):
         return [depends(f"{left}: the loss combines the samples of a batch, and sees those of one rank only.", *where)]
     if name := _buffer_of_each_rank(evidence):

@@ -85,6 +85,8 @@ class Probes:
             # Nothing is computed in less than 64 bits.
             wrap(torch.autocast, "__enter__", lambda original, mode: mode)
             wrap(torch.autocast, "__exit__", lambda original, mode, *_: None)
+            # As libraries do with logits before the loss.
+            wrap(torch.Tensor, "float", lambda original, x: x if x.dtype is torch.float64 else original(x))
         others = (
             TrainerProbe(self.recorder, self.spec),
             ReportProbe(self.recorder),

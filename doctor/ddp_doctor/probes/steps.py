@@ -328,7 +328,17 @@ class StepProbe:
                 recorder.keep(f"after/{recorder.step}/{key}", parameter)
         recorder.add("stepped", optimizer=number, weights=weights)
         recorder.step += 1
+        move = self.spec.interventions.get("move")
+        if move and move["step"] == recorder.step:
+            _move(_parameters(self.optimizers[move["optimizer"]]), move["by"])
         self.step_ended()
+
+
+@torch.no_grad()
+def _move(parameters: Iterable[torch.Tensor], by: float) -> None:
+    """Moves parameters in a direction that depends on them alone: the ranks, and the holders of a shard, agree on it."""
+    for parameter in parameters:
+        parameter.add_(by * torch.cos(1e4 * parameter))
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -1,0 +1,124 @@
+"""Whether the gradient that the ranks apply is the derivative of what they compute: a proof that needs no reference.
+
+The mean of the losses of all ranks is a function of the weights. Two runs in 64 bits with the same batches and draws
+move the weights by a small step forth and back in one direction, and the difference of their losses must be that which
+the applied gradient predicts. It is not if a collective passes no gradient, or if a rank applies a gradient of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp_doctor.records.run import RankRecord, Run
+
+if TYPE_CHECKING:
+    from ddp_doctor.evidence.evidence import Evidence
+
+# Of the weights; the error of a difference in two directions is about its square, and 64 bits have 16 digits.
+_STEP = 1e-5
+# The error is below 1e-5, with the kinks of ReLU; a part that is computed in 32 bits leaves up to 1e-1.
+_EXACT, _THRESHOLD = 1e-5, 1e-3
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The gradient of a step in one direction, compared with the difference of the losses.
+
+    Attributes:
+        quotient: The change that the gradient of a rank predicts, divided by that of the mean of the losses: of the
+            rank that is furthest from 1.
+        step: The optimizer step.
+        cannot: Why it is not known; empty if it is.
+    """
+
+    quotient: float = 1.0
+    step: int = 0
+    cannot: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the gradient is the derivative."""
+        return not self.cannot and abs(self.quotient - 1) <= _THRESHOLD
+
+    @property
+    def differs(self) -> bool:
+        """Whether the gradient is known to be another one."""
+        return not self.cannot and not self.is_right
+
+
+def measure(evidence: Evidence) -> Derivative:
+    """Returns the derivative on several ranks.
+
+    A loss in which a part is kept from autograd, as the target of a distillation, or computed in 32 bits, has another
+    derivative on one process as well, which then is no fault of the ranks.
+    """
+    found = _measure(evidence, evidence.spec.world_size)
+    if found.differs:
+        one = _measure(evidence, 1)
+        if one.cannot:
+            return Derivative(cannot=f"on one process, it is not known ({one.cannot})")
+        if _distance(one.quotient) > _EXACT:
+            return Derivative(cannot="the loss is detached in part, or computed in 32 bits, on one process as well")
+    return found
+
+
+def _measure(evidence: Evidence, world_size: int) -> Derivative:
+    optimizers = [event["optimizer"] for event in evidence.ranks[0].of_kind("step")] if evidence.ranks else []
+    if optimizers[1:].count(optimizers[0] if optimizers else 0) < 1:
+        return Derivative(cannot="no optimizer steps twice")
+    optimizer, step = optimizers[0], optimizers.index(optimizers[0], 1)
+    runs = []
+    for way, sign in (("forth", 1), ("back", -1)):
+        move = {"optimizer": optimizer, "step": step, "by": sign * _STEP}
+        changes: dict[str, Any] = {**evidence.always, "move": move}
+        name = f"moved {way}{' on one process' if world_size == 1 else ''}"
+        run = evidence.run(name, purpose="numbers", double=True, world_size=world_size, interventions=changes)
+        if not run.worked:
+            return Derivative(cannot=run.short_reason)
+        runs.append(run)
+    return compare(*runs, optimizer, step)
+
+
+def compare(forth: Run, back: Run, optimizer: int, step: int) -> Derivative:
+    """Compares the losses and the gradients of two runs whose weights were moved."""
+    losses = [_loss(rank, step) for run in (forth, back) for rank in run.ranks]
+    known = [loss for loss in losses if loss is not None]
+    if len(known) < len(losses):
+        return Derivative(cannot="a backward pass begins at more than one number")
+    count = len(forth.ranks)
+    change = (sum(known[:count]) - sum(known[count:])) / count
+    predicted = [_predicted(*pair, f"{step}/{optimizer}:") for pair in zip(forth.ranks, back.ranks, strict=True)]
+    if any(event["sharded"] for event in forth.ranks[0].of_kind("step")):
+        predicted = [sum(predicted)]
+    if not change or not all(predicted):
+        return Derivative(cannot="the losses do not change in the direction that was tried")
+    # The gradient of a loss that a GradScaler has multiplied is divided by the scale before the step.
+    scales = {1.0, *(event["scale"] for event in forth.ranks[0].of_kind("scale") if event["step"] == step)}
+    quotients = [scale * value / change for value in predicted for scale in scales]
+    nearest = [min(quotients[i : i + len(scales)], key=_distance) for i in range(0, len(quotients), len(scales))]
+    return Derivative(max(nearest, key=_distance), step)
+
+
+def _distance(quotient: float) -> float:
+    return abs(quotient - 1)
+
+
+def _loss(record: RankRecord, step: int) -> float | None:
+    """Returns the sum of the losses of a step, which may have several backward passes; None if one is no number."""
+    losses = [event["loss"] for event in record.of_kind("backward") if event["step"] == step]
+    return None if not losses or None in losses else sum(losses)
+
+
+def _predicted(forth: RankRecord, back: RankRecord, prefix: str) -> float:
+    """Returns by how much the loss changes from one run to the other, as the gradients tell."""
+    total = 0.0
+    for name in (name.removeprefix("before/") for name in forth.tensors if name.startswith(f"before/{prefix}")):
+        kind = next((kind for kind in ("unclipped", "applied") if f"{kind}/{name}" in forth.tensors), "")
+        if kind and f"{kind}/{name}" in back.tensors:
+            moved = forth.tensors[f"before/{name}"] - back.tensors[f"before/{name}"]
+            gradient = (forth.tensors[f"{kind}/{name}"] + back.tensors[f"{kind}/{name}"]) / 2
+            total += float(torch.sum(moved.double() * gradient.double()))
+    return total
