@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp_doctor.evidence.communication import averaged_weights, own_models
+from ddp_doctor.evidence.gradients import owned
 from ddp_doctor.records.run import RankRecord, Run
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ def measure(evidence: Evidence) -> Derivative:
     A loss in which a part is kept from autograd, as the target of a distillation, or computed in 32 bits, has another
     derivative on one process as well, which then is no fault of the ranks.
     """
+    if averaged_weights(evidence) or own_models(evidence) or any(map(owned, evidence.trained)):
+        return Derivative(cannot="each rank trains weights of its own")
+    if evidence.deterministic is False:
+        return Derivative(cannot="two runs of the same code give different weights")
     found = _measure(evidence, evidence.spec.world_size)
     if found.differs:
         one = _measure(evidence, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_doctor.evidence.communication import averaged_weights, own_models
 from ddp_doctor.evidence.derivative import measure
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
@@ -43,10 +42,8 @@ def check(evidence: Evidence) -> list[Finding]:
     what the ranks compute.
     """
     found = _compared(evidence)
-    is_open = any(
-        finding.verdict in {Verdict.DEPENDS, Verdict.CANNOT_TELL, Verdict.NOT_APPLICABLE} for finding in found
-    )
-    if not is_open or evidence.faulty or averaged_weights(evidence) or own_models(evidence):
+    unknown = (Verdict.DEPENDS, Verdict.CANNOT_TELL, Verdict.NOT_APPLICABLE)
+    if evidence.faulty or not any(finding.verdict in unknown for finding in found):
         return found
     derivative = measure(evidence)
     if derivative.differs:
