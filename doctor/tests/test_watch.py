@@ -12,14 +12,54 @@ from typing import Any
 import pytest
 import torch
 from doctor_support import CHILD_ENV, ROOT
+from projects.cases import PROJECTS, changed
 
 from ddp_doctor.watch.comparison import WatchedRanks
 from ddp_doctor.watch.rank import MOST_GROUPS, digests
 
-PROGRAM = Path(__file__).with_name("watched_programs.py")
-STEPS = "500"
+# A loop of 500 steps, with a fault that begins in the middle if its name is given.
+PROGRAM = """
+~"gloo", rank=rank, world_size=world_size => "gloo"
+~nn.ReLU() => nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1)
+~make_dataset(96) => make_dataset(2000)
+-loader = DataLoader(dataset, batch_size=8, sampler=sampler)
++import hashlib, sys
++fault, shared, step = sys.argv[1], sys.argv[1] == "samples", 0
++workers = int(os.environ.get("WORKERS", "0"))
++loader = DataLoader(dataset, 20, shared, None if shared else sampler, num_workers=workers)
+-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+-for epoch in range(2): ...
++optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
++for epoch in range(5 if shared else 10):
++    if fault != "order":
++        sampler.set_epoch(epoch)
++    if fault != "mode" or step < 240:
++        model.train()
++    for x, y in loader:
++        optimizer.zero_grad()
++        F.cross_entropy(model(x), y).backward()
++        if step == 240 and rank == 1 and fault == "weights":
++            net[0].weight.grad.mul_(1.001)
++        if step == 240 and rank == 1 and fault == "lr":
++            optimizer.param_groups[0]["lr"] *= 2
++        optimizer.step()
++        step += 1
++    # Every rank validates on the whole set, which is slow, but no fault.
++    with torch.no_grad():
++        model.eval()
++        for x, _ in DataLoader(dataset, 200):
++            model(x)
++if rank == 0:
++    print("weights", hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest())
+"""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 WATCH = [sys.executable, "-m", "ddp_doctor", "watch"]
+
+
+def program() -> Path:
+    path = Path("train.py").absolute()
+    path.write_text(changed((PROJECTS / "bases" / "loop.py").read_text(), PROGRAM))
+    return path
 
 
 def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +83,7 @@ def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[s
 def test_a_fault_that_begins_in_the_middle_is_found(
     fault: str, codes: set[str], step: int | None, workers: str, tmp_path: Path
 ) -> None:
-    watched = run(*WATCH, "--records", tmp_path, "--", *TORCHRUN, PROGRAM, fault, STEPS, WORKERS=workers)
+    watched = run(*WATCH, "--records", tmp_path, "--", *TORCHRUN, program(), fault, WORKERS=workers)
     assert watched.returncode == 1, watched.stderr
     found = json.loads((tmp_path / "watch.json").read_text())["findings"]
     assert {finding["code"] for finding in found} == codes
@@ -55,10 +95,10 @@ def test_a_fault_that_begins_in_the_middle_is_found(
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_healthy_run_is_not_accused_and_not_changed(workers: str) -> None:
-    watched = run(*WATCH, "--", *TORCHRUN, PROGRAM, "none", STEPS, WORKERS=workers)
+    watched = run(*WATCH, "--", *TORCHRUN, program(), "none", WORKERS=workers)
     assert watched.returncode == 0, watched.stderr
     assert "no fault was seen" in watched.stderr
-    alone = run(*TORCHRUN, PROGRAM, "none", STEPS, WORKERS=workers)
+    alone = run(*TORCHRUN, program(), "none", WORKERS=workers)
     assert "weights" in alone.stdout
     assert alone.stdout == watched.stdout
 
