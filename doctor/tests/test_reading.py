@@ -14,7 +14,7 @@ from ddp_doctor.findings import Verdict
 from ddp_doctor.source.reading import read, readers
 
 HEAD = """\
-import torch, torch.distributed as dist
+import numpy as np, torch, torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -50,11 +50,49 @@ SCALED = """\
             nn.utils.clip_grad_norm_(net.parameters(), 1)
             scaler.step(optimizer)
 """
-# Code, the healthy lines of the loop or of a program, and what stands in their place in the faulty one.
+NOISY = """
+class Noisy(torch.utils.data.Dataset):
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __getitem__(self, index):
+        return self.draw(index)
+
+    def draw(self, index):
+        return %s.normal(size=3)
+"""
+NET = """
+class Net(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.5%s)
+"""
+# The lines of a loop that are healthy, or a text before it, and what stands in their place in the faulty program.
 ROWS = [
+    ("LD001", "        sampler.set_epoch(epoch)\n", ""),
+    ("LD005", "random_split([], [0.5, 0.5], torch.Generator())", "random_split([], [0.5, 0.5])"),
+    (
+        "LD006",
+        "names = {n: i for i, n in enumerate(sorted(set(words)))}",
+        "names = {n: i for i, n in enumerate(list(set(words)))}",
+    ),
+    ("LD007", NOISY % "np.random", NOISY % "self.rng"),
+    ("LD009", "F.cross_entropy(model(x), y)", "F.cross_entropy(net(x), y)"),
+    ("LD009", "F.cross_entropy(model(x), y)", "model.module.loss(x, y)"),
+    ("LD010", "    model = DDP(net)\n", "    model = DDP(net)\n    model.module.head = nn.Linear(2, 2)\n"),
+    ("LD011", "            optimizer.step()\n", "            if rank == 0:\n                optimizer.step()\n"),
+    (
+        "LD014",
+        "            loss.backward()\n",
+        "            loss = loss / dist.get_world_size()\n            loss.backward()\n",
+    ),
     ("LD018", SCALED, SCALED.replace("            scaler.unscale_(optimizer)\n", "")),
     ("LD020", "            optimizer.zero_grad()\n", ""),
+    ("LD021", "        model.train()\n", "        model.eval()\n"),
+    ("LD022", NET % ", self.training", NET % ""),
+    ("LD027", "        dist.barrier()\n", "        if rank == 0:\n            dist.barrier()\n"),
     ("LD031", "total += loss.item()", "total += loss"),
+    ("LD032", "        if rank == 0:\n            torch", "        if True:\n            torch"),
+    ("LD033", "        work = dist.all_reduce(x, async_op=True)\n", "        dist.all_reduce(x, async_op=True)\n"),
 ]
 
 
@@ -62,13 +100,14 @@ ROWS = [
 def test_a_pattern_finds_its_fault_and_no_other(code: str, healthy: str, faulty: str) -> None:
     if healthy in LOOP:
         texts = LOOP, LOOP.replace(healthy, faulty)
-    elif healthy.startswith("    "):
-        texts = tuple(
-            LOOP.replace("            loss.backward()\n            optimizer.step()\n", own)
-            for own in (healthy, faulty)
-        )
+    elif "backward" in healthy:
+        steps = "            loss.backward()\n            optimizer.step()\n"
+        texts = LOOP.replace(steps, healthy), LOOP.replace(steps, faulty)
+    elif healthy.startswith("        "):
+        end = "        if rank == 0:\n"
+        texts = LOOP.replace(end, healthy + end), LOOP.replace(end, faulty + end)
     else:
-        texts = tuple(own + LOOP for own in (healthy, faulty))
+        texts = healthy + LOOP, faulty + LOOP
     found = []
     for text in texts:
         Path("train.py").write_text(HEAD + text)
@@ -92,7 +131,7 @@ def test_the_command_answers_without_torch_and_with_the_exit_codes_of_linters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("train.py").write_text(HEAD + LOOP.replace("optimizer.zero_grad()", "pass"))
-    code = "import sys; from ddp_doctor.command import main; main(['--read', 'train.py']); sys.exit('torch' in sys.modules)"
+    code = "import sys; from ddp_doctor.command import main; main(['--read', '.']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert main(["--read", "train.py", "--format", "sarif"]) == 1
     result = json.loads(capsys.readouterr().out)["runs"][0]["results"][0]

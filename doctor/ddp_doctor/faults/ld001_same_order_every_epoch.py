@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from itertools import pairwise
 
 from ddp_doctor.evidence.evidence import Evidence
@@ -9,6 +12,7 @@ from ddp_doctor.evidence.order import Event, samples_of
 from ddp_doctor.evidence.requirements import training_loader
 from ddp_doctor.findings import Finding, fault, not_reached, unclear
 from ddp_doctor.records.run import RankRecord
+from ddp_doctor.source.file import Likely, SourceFile, keyword
 
 CODE = "LD001"
 TITLE = "Every epoch has the same order"
@@ -27,6 +31,25 @@ Call `set_epoch` at the start of every epoch, before iterating over the loader:
 THREADS = ("pytorch/pytorch#31771", "kan-bayashi/ParallelWaveGAN#177", "huggingface/transformers#4398")
 STRUCTURAL = True
 _FEWEST = 4
+
+
+_EVALUATION = re.compile(r"val|test|eval|dev|infer|predict", re.IGNORECASE)
+
+
+def read(file: SourceFile) -> Iterator[Likely]:
+    """Finds a shuffling DistributedSampler in a program that trains for epochs and never calls `set_epoch`."""
+    if "DistributedSampler" not in file.text or not file.distributed or file.near_mentions("set_epoch"):
+        return
+    loops = (one for near in file.near for one in near.nodes if isinstance(one, ast.For))
+    epochs = any("epoch" in ast.unparse(one.target) + ast.unparse(one.iter) for one in loops)
+    trains = file.near_mentions("backward(")
+    for call in file.called("DistributedSampler") if epochs and trains else ():
+        shuffle = keyword(call, "shuffle") or (call.args[3] if len(call.args) > 3 else None)
+        statement = next(one for one in file.above(call) if isinstance(one, ast.stmt))
+        if not file.name(call.func).startswith("torch.utils.data") or _EVALUATION.search(ast.unparse(statement)):
+            continue
+        if shuffle is None or (isinstance(shuffle, ast.Constant) and shuffle.value is True):
+            yield Likely(call, "nothing in the program calls `set_epoch` of the sampler, so all epochs have one order.")
 
 
 def check(evidence: Evidence) -> list[Finding]:

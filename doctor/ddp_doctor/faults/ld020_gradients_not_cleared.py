@@ -49,9 +49,8 @@ def read(file: SourceFile) -> Iterator[Likely]:
             cleared = any(one.attr == "grad" and isinstance(one.ctx, ast.Store) for one in assigns)
             if code and not cleared and not any(map(_CLEARS.search, names_in(code))):
                 seen.update(loops)
-                yield Likely(
-                    step, f"the loop calls backward() and {ast.unparse(step.func)}(), and nothing clears gradients."
-                )
+                calls = f"backward() and {ast.unparse(step.func)}()"
+                yield Likely(step, f"the loop calls {calls}, and nothing clears gradients.")
 
 
 def _optimizer(step: ast.Call) -> ast.expr | None:

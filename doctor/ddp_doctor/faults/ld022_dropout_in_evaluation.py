@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import evaluation
 from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
+from ddp_doctor.source.file import Likely, SourceFile, keyword
 
 CODE = "LD022"
 TITLE = "Dropout is active in evaluation"
@@ -28,6 +31,24 @@ Pass the module's mode to functional dropout:
 THREADS = ("pytorch/pytorch#124464", "deepchem/deepchem#5092")
 STRUCTURAL = True
 NEEDS = (evaluation,)
+
+
+_ON_PURPOSE = re.compile(r"train|augment|corrupt|mc_|bayes|uncertain|monte", re.IGNORECASE)
+
+
+def read(file: SourceFile) -> Iterator[Likely]:
+    """Finds functional dropout in a module that does not say whether it trains: it is then always active."""
+    for call in file.called("dropout", "dropout1d", "dropout2d", "dropout3d"):
+        scope, owner = file.scope(call), file.class_of(call)
+        if not file.name(call.func).startswith("torch.nn.functional.") or owner is None or keyword(call, "training"):
+            continue
+        tests = [ast.unparse(one.test) for one in file.above(call) if isinstance(one, ast.If | ast.IfExp)]
+        told = " ".join([getattr(scope, "name", ""), owner.name, *tests])
+        rate = keyword(call, "p") or (call.args[1] if len(call.args) > 1 else None)
+        off = isinstance(rate, ast.Constant) and not rate.value
+        given = len(call.args) > 2 or any(isinstance(one, ast.Starred) for one in call.args)
+        if not given and not off and not _ON_PURPOSE.search(told):
+            yield Likely(call, "functional dropout without `training=` is active in evaluation, too.")
 
 
 def check(evidence: Evidence) -> list[Finding]:

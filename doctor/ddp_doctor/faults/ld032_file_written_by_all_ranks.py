@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import names
 from ddp_doctor.findings import Finding, fault, note
+from ddp_doctor.source.file import HINT, Likely, SourceFile, last, names_in
 
 CODE = "LD032"
 TITLE = "Ranks write one file, or do not end"
@@ -27,6 +31,52 @@ Write on rank 0, to a temporary name first, and destroy the group at the end:
 """
 THREADS = ("huggingface/transformers#28015", "pytorch/pytorch#126275", "NVIDIA/apex#886")
 STRUCTURAL = True
+
+
+_OWN_PATH = re.compile(r"rank|process_index|getpid|gpu|uuid|tempfile|tmp|BytesIO|buffer", re.IGNORECASE)
+
+
+def read(file: SourceFile) -> Iterator[Likely]:
+    """Finds checkpoints that every rank writes to one path, and process groups that nobody destroys."""
+    if not file.distributed:
+        return
+    for call in file.called("save"):
+        path = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "f"), None)
+        if file.name(call.func) == "torch.save" and path and not _is_own(file, path) and _on_every_rank(file, call):
+            yield Likely(call, f"every rank writes {ast.unparse(path)}: no condition on the rank is above it.")
+    for call in file.called("init_process_group"):
+        if file.name(call.func).startswith("torch.distributed") and not file.near_mentions("destroy_process_group"):
+            yield Likely(call, "the process group is never destroyed.", HINT)
+
+
+def _is_own(file: SourceFile, path: ast.expr) -> bool:
+    """Returns whether a path may contain the rank, or belong to a sample that one rank has."""
+    parts, scope = [path], file.scope(path)
+    targets = [one.target for one in ast.walk(scope) if isinstance(one, ast.For | ast.comprehension)]
+    samples = {name for name in names_in(targets) if not re.search("epoch|step|iter", name)}
+    for part in parts:
+        names = [one for one in ast.walk(part) if isinstance(one, ast.Name | ast.Attribute)]
+        parts += [value for one in names for _, value in file.assigned(one) if value not in parts]
+    return bool(samples & names_in(parts)) or any(_OWN_PATH.search(ast.unparse(part)) for part in parts)
+
+
+def _on_every_rank(file: SourceFile, node: ast.AST, seen: tuple[str, ...] = ()) -> bool:
+    """Returns whether a statement is reached without a condition on the rank, and its function so, too."""
+    if file.rank_guard(node):
+        return False
+    scope = file.scope(node)
+    if isinstance(scope, ast.Module):
+        return file.starts_ranks
+    if scope.name in seen:
+        return False
+    uses = [
+        (other, one)
+        for other in file.near
+        if scope.name in other.text
+        for one in other.nodes
+        if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Load) and last(one) == scope.name
+    ]
+    return bool(uses) and all(_on_every_rank(other, one, (*seen, scope.name)) for other, one in uses)
 
 
 def check(evidence: Evidence) -> list[Finding]:

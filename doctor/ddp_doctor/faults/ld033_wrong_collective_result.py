@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -12,6 +13,7 @@ from ddp_doctor.evidence.rank_comparison import is_multiple, names_of
 from ddp_doctor.evidence.requirements import need, optimizer_steps, unmet, wrapped
 from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.source.file import Likely, SourceFile, keyword
 
 CODE = "LD033"
 TITLE = "A collective returns wrong values"
@@ -34,6 +36,16 @@ EXPLAINS = "weights"
 # Relative to the largest gradient of a step. In exact arithmetic, that of the bias of a key in attention is zero.
 _ROUNDING = 1e-6
 _LEAST_OF_16_BITS = 2.0**-24
+
+
+def read(file: SourceFile) -> Iterator[Likely]:
+    """Finds asynchronous collectives whose handle nobody keeps."""
+    for node in file.nodes if "async_op" in file.text else ():
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            flag = keyword(node.value, "async_op")
+            name = file.name(node.value.func)
+            if isinstance(flag, ast.Constant) and flag.value is True and name.startswith("torch.distributed."):
+                yield Likely(node, f"{name}(..., async_op=True): nobody can wait for it, as its result is dropped.")
 
 
 def check(evidence: Evidence) -> list[Finding]:

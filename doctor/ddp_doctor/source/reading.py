@@ -67,7 +67,9 @@ def readers() -> dict[str, Reader]:
             node = defined.get(todo.pop())
             if node and node not in used:
                 used.add(node)
-                todo += [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
+                names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+                own = {one.id for one in names if isinstance(one.ctx, ast.Store)}
+                todo += [one.id for one in names if one.id not in own]
         if used:
             tree.body = [node for node in tree.body if node in used or _is_future(node)]
             values: dict[str, Reader] = {}
