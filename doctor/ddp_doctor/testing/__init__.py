@@ -142,20 +142,19 @@ def _wide(batch: Any) -> Any:
     return _each(batch, _wide)
 
 
-def _lengths(batch: Any) -> list[int]:
-    if isinstance(batch, Mapping | list | tuple):
-        return [*chain(*map(_lengths, batch.values() if isinstance(batch, Mapping) else batch))]
-    return [len(batch)] if getattr(batch, "shape", ()) else []
-
-
 def _rows(batch: Any) -> int:
-    """Returns the number of samples: the length of a list of samples, otherwise that of the first tensor."""
-    lengths = _lengths(batch)
-    if isinstance(batch, list) and not (lengths and len(lengths) == len(batch) and len(set(lengths)) == 1):
+    """Returns the number of samples: the length of the first tensor, or of lists of samples where there is none."""
+    parts = [*batch.values()] if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
+    lengths = [len(part) for part in parts if getattr(part, "shape", ())]
+    if lengths and (len(set(lengths)) == 1 or len(lengths) < len(parts) or isinstance(batch, Mapping)):
+        return lengths[0]
+    if nested := [part for part in parts if isinstance(part, list | tuple)]:
+        return len(nested[0])
+    if isinstance(batch, list) and batch:
         return len(batch)
-    if not lengths:
-        raise InputError("The batch has no tensor, array or list whose length is the number of samples.")
-    return lengths[0]
+    if inner := [part for part in parts if isinstance(part, Mapping) and part is not batch]:
+        return _rows(inner[0])
+    raise InputError("The batch has no tensor, array or list whose length is the number of samples.")
 
 
 def _order(rows: int, n: int, splits: str) -> list[list[int]]:
@@ -178,6 +177,7 @@ def _take(batch: Any, rows: int, indices: Sequence[int]) -> Any:
     """Returns the samples with these indices."""
     if getattr(batch, "shape", ()):
         return batch[list(indices)] if len(batch) == rows else batch
-    if isinstance(batch, list) and len(batch) == rows and _lengths(batch) != [rows] * rows:
-        return [batch[index] for index in indices]
+    columns = isinstance(batch, list | tuple) and [len(part) for part in batch if getattr(part, "shape", ())]
+    if isinstance(batch, list | tuple) and len(batch) == rows and columns != [rows] * rows:
+        return type(batch)([batch[index] for index in indices])
     return _each(batch, lambda part: _take(part, rows, indices))
