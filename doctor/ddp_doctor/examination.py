@@ -13,7 +13,7 @@ import torch
 from ddp_doctor.accepted import accept_baseline, accept_comments, read_baseline
 from ddp_doctor.emulation.demand import emulation_for, tried_gpu
 from ddp_doctor.errors import DoctorError, InputError, StoppedError
-from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training, comparison_of
+from ddp_doctor.evidence.comparisons import compare_training, comparison_of
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import ask
 from ddp_doctor.faults import choose_checks
@@ -100,7 +100,6 @@ def examine(
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
     spec = replace(spec, **device_changes(devices, gpu_as_cpu, torch.cuda.device_count()))  # type: ignore[arg-type]
     with examination_folder() as folder:
-        spec = replace(spec, checkpoints=str(folder / "checkpoints"))
         protection = Protection(folder)
         runner = CommandRunner(folder, protection) if what.command else Runner(devices, folder, protection)
         try:
@@ -249,8 +248,6 @@ class _Examination:
             return
         if self.evidence.worked("ranks") and self.numeric:
             self._stage("one process in 64 bits", lambda: compare_training(self.evidence))
-            if self.evidence.is_module:
-                self._stage("evaluation", self._evaluation)
         self._stage("checks", self._check)
         if self.hang and not any(finding.verdict is Verdict.FAULT for finding in self.findings):
             self.hang = self._defect() + self.hang
@@ -269,10 +266,6 @@ class _Examination:
             outcome = f"the stage failed, which is a defect of the doctor: {type(error).__name__}: {error}"
         if outcome:
             self.stages.append(Stage(name, outcome, time.monotonic() - begun))
-
-    def _evaluation(self) -> str:
-        outcome, self.hang = compare_evaluation(self.evidence)
-        return outcome
 
     def _check(self) -> str:
         for code, check in self.checks.items():
@@ -310,9 +303,8 @@ class _Examination:
         """Returns that the defect is the doctor's if the code runs alone where it failed under it; or nothing."""
         failed = self.evidence.failed("ranks", "single")
         spec = self.evidence.spec
-        module = bool(spec.target.config or (self.evidence.single and self.evidence.is_module))
-        if failed is None or failed.hung or module or spec.gpus or (spec.target.data and not spec.target.command):
-            # What hangs alone would hang here, and a module or a program for GPUs needs the doctor to run at all.
+        if failed is None or failed.hung or spec.gpus:
+            # What hangs alone would hang here, and a program for GPUs needs the doctor to run at all.
             return ""
         if failed.errors and failed.errors[0]["input"]:
             return ""

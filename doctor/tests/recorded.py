@@ -158,8 +158,8 @@ class Runs:
         self.give = give or (lambda _: [])
 
     def run(self, spec: Spec) -> Run:
-        parts = {part: Run(spec, Path(), self.give(spec)) for part in spec.parts}
-        return Run(spec, Path(), self.give(spec), parts=parts)
+        later = Run(spec, Path(), self.give(spec)) if spec.later else None
+        return Run(spec, Path(), self.give(spec), later=later)
 
     def preload(self, names: Sequence[str] = ()) -> None:
         pass

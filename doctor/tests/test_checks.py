@@ -436,10 +436,6 @@ def evaluation(first: list[int], second: list[int], *events: Event, divided: str
     return each(*own, **more)
 
 
-def metrics(**values: float) -> list[RankRecord]:
-    return records([event("metrics", values=values), END])
-
-
 def reported(value: float, key: str = "a.py:9", **values: Any) -> Event:
     return event("reported", 1, **({"values": [(value, 1e-3, "accuracy")], "key": key, "name": ""} | values))
 
@@ -455,14 +451,14 @@ def program(value: float, alone: float, *ranks: Event, own: bool = True, **of_on
         of_one: `weights` and `indices` of one process.
     """
 
-    def evaluation_of(found: list[int], told: float | None, weights: str = "w") -> list[Event]:
+    def evaluation_of(found: list[int], told: float | None, weights: Sequence[str] = ("w",)) -> list[Event]:
         numbers = [reported(told)] if told is not None else []
         one = batch(1, trains=False, loader=1, iteration=1, indices=found)
         return [one, forward(gradients=False, weights=weights), *numbers, END]
 
     def run(spec: Spec) -> list[RankRecord]:
         if spec.world_size == 1:
-            return records(evaluation_of(of_one.get("indices", [0, 1]), alone, of_one.get("weights", "w")))
+            return records(evaluation_of(of_one.get("indices", [0, 1]), alone, of_one.get("weights", ["w"])))
         first, *_ = spec.interventions.get("perturb", (None,))
         seen = 0.9 if first == 0 or (first == 1 and not own) else value
         return records(evaluation_of([0], seen), evaluation_of([1], None))
@@ -473,11 +469,14 @@ def program(value: float, alone: float, *ranks: Event, own: bool = True, **of_on
 
 
 def predicted(first: list[int], second: list[int], *events: Event, works: bool = True) -> Evidence:
-    own = [[epoch(trains=False, indices=one, samples=8, ascending=one == sorted(one))] for one in (first, second)]
-    ranks = records([*own[0], *events], own[1]) if works else failed("TypeError", "no batch_size")
-    return evidence(
-        ranks=ranks, single=records([{**END, "predicts": True}]), runs={"evaluate": ranks, "evaluate predict": ranks}
+    one = event("predict", error="" if works else "TypeError: no batch_size", first=[])
+    # What is saved before is no prediction.
+    begun = [event("save", path="/a/state.pt", rows=[4]), one]
+    epochs = (
+        epoch(trains=False, predicts=True, indices=own, samples=8, ascending=own == sorted(own))
+        for own in (first, second)
     )
+    return each([*begun, next(epochs), *events], [one, next(epochs)])
 
 
 ROWS["LD023"] = [
@@ -496,7 +495,7 @@ ROWS["LD024"] = [
     ("a mean of the ranks' metrics", DEPENDS, program(0.385, 0.32, own=False)),
     ("the metric of rank 0, logged by a Trainer", "note", program(0.385, 0.32, BY_TRAINER)),
     ("the metric of rank 0, by which it stops", "fault", program(0.385, 0.32, BY_TRAINER, MONITORED)),
-    ("other weights on one process", "cannot tell", program(0.385, 0.32, weights="other")),
+    ("other weights on one process", "cannot tell", program(0.385, 0.32, weights=["other"])),
     ("fewer samples on one process", "cannot tell", program(0.385, 0.32, indices=[0])),
     ("no validation", "not reached", two(epoch())),
 ]

@@ -85,32 +85,6 @@ def _without_hooks(evidence: Evidence, hooks: Sequence[HookEffect]) -> str:
     return f"with a plain average instead of the communication hook {hooks[0].name}: {told}"
 
 
-def compare_evaluation(evidence: Evidence) -> tuple[str, str]:
-    """Evaluates and predicts with the same weights on one process and on several ranks, and resumes on one process.
-
-    Returns:
-        The outcome in one sentence, and where the ranks failed, if one process did not.
-    """
-    wanted = []
-    if any(rank.evaluation_epochs for rank in evidence.ranks):
-        wanted.append(("", "validated the same weights", "the validation"))
-    if evidence.single and evidence.single.end.get("predicts"):
-        wanted.append(("predict", "predicted", "the prediction"))
-    outcome, failed = [], ""
-    for part, done, name in wanted:
-        one, several = (evidence.evaluate(world_size, part) for world_size in (1, evidence.spec.world_size))
-        if one.worked and several.worked:
-            outcome.append(f"{done} on one process and on several ranks")
-        elif one.worked:
-            failed = failed or several.stacks
-            outcome.append(f"{name} works on one process, but fails on several ranks ({several.short_reason})")
-        else:
-            outcome.append(f"{name} fails on one process ({one.short_reason}), and was not compared")
-    if evidence.evaluate(1, "resume").worked:
-        outcome.append("went on from a checkpoint on one process")
-    return " and ".join(outcome), failed
-
-
 def comparison_of(evidence: Evidence) -> Comparison:
     """Returns whether the ranks were compared with one process, how, or why not."""
     found = evidence.reference

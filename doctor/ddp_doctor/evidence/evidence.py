@@ -35,11 +35,9 @@ class Evidence:
         runner: Runs further ones.
         runs: The runs by name: `single` (one process, as the user has it), `ranks` (several ranks, two short epochs
             with their evaluation), `again` (`ranks` repeated, if something differs), `numbers` (the first steps in 64
-            bits), `reference` (one process that was fed from it), `evaluate1` and `evaluate` (the same weights
-            evaluated by one process and by several ranks), `interrupted` and `started again` (a program that is ended
-            after its first checkpoint, and its restart). The parts of a run follow its name: `numbers later` (longer
-            epochs, of which weights and branches are recorded), `evaluate predict`, and `evaluate1 resume` (training
-            that goes on after the first epoch of `single`). Those that were not possible are missing.
+            bits), `reference` (one process that was fed from it), `interrupted` and `started again` (a program that is
+            ended after its first checkpoint, and its restart). `numbers later` are the longer epochs that follow
+            `numbers`, of which weights and branches are recorded. Those that were not possible are missing.
         reference: The comparison of `numbers` and `reference`.
         deterministic: Whether two runs gave the same weights; None if that is not known, or follows from the equality
             with one process.
@@ -65,7 +63,8 @@ class Evidence:
         """Runs the specification with changes, once, under a name."""
         if name not in self.runs:
             self.runs[name] = run = self.runner.run(replace(self.spec, **changes))
-            self.runs |= {f"{name} {part}": of_part for part, of_part in run.parts.items()}
+            if run.later:
+                self.runs[f"{name} later"] = run.later
         return self.runs[name]
 
     def again(self) -> Run:
@@ -80,12 +79,6 @@ class Evidence:
         if "numbers later" not in self.runs:
             self.run("more steps", purpose="numbers", later=True)
         return self.runs.get("numbers later") or self.runs["more steps later"]
-
-    def evaluate(self, world_size: int, part: str = "") -> Run:
-        """Returns a part of a run that evaluates a LightningModule, predicts, and resumes `single` on one process."""
-        name = "evaluate1" if world_size == 1 else "evaluate"
-        self.run(name, purpose="evaluate", world_size=world_size, same_seed=True)
-        return self.runs[f"{name} {part}".rstrip()]
 
     def forget_comparisons(self) -> None:
         """Forgets all runs but that of the user's command on several ranks, so that they are made again."""
@@ -106,11 +99,6 @@ class Evidence:
         """Returns the first of these runs that was made and did not work, otherwise None."""
         return next((run for name in names if (run := self.runs.get(name)) and not run.worked), None)
 
-    def evaluate_again(self, draws: int) -> Run:
-        """Returns an evaluation by one process with other random numbers."""
-        changes: dict[str, Any] = {"purpose": "evaluate", "world_size": 1, "same_seed": True}
-        return self.run(f"evaluate1 with other draws {draws}", **changes, interventions={"draws": draws})
-
     @property
     def ranks(self) -> Sequence[RankRecord]:
         """The ranks of the run `ranks`, as far as they came."""
@@ -120,11 +108,6 @@ class Evidence:
     def trained(self) -> Sequence[RankRecord]:
         """The ranks of the run `ranks` if it worked, otherwise none."""
         return self.ranks if self.worked("ranks") else []
-
-    @property
-    def is_module(self) -> bool:
-        """Whether a LightningModule is examined."""
-        return bool(self.single and self.single.end.get("module"))
 
     @property
     def single(self) -> RankRecord | None:

@@ -41,9 +41,18 @@ def training_epochs(ranks: Sequence[RankRecord]) -> list[list[Event]]:
 
 def evaluation_epochs(ranks: Sequence[RankRecord]) -> list[list[Event]]:
     """Returns the epochs of evaluation that all ranks have, each with its event on every rank."""
+    return _of_all([rank.evaluation_epochs for rank in ranks])
+
+
+def predictions(ranks: Sequence[RankRecord]) -> list[list[Event]]:
+    """Returns the epochs in which a Trainer predicts on all ranks, each with its event on every rank."""
+    return _of_all([[event for event in rank.of_kind("epoch") if event.get("predicts")] for rank in ranks])
+
+
+def _of_all(epochs: Sequence[Sequence[Event]]) -> list[list[Event]]:
     found = []
-    for event in ranks[0].evaluation_epochs if ranks else []:
-        others = [[e for e in rank.evaluation_epochs if epoch_of(e) == epoch_of(event)] for rank in ranks[1:]]
+    for event in epochs[0] if epochs else []:
+        others = [[e for e in own if epoch_of(e) == epoch_of(event)] for own in epochs[1:]]
         if all(others):
             found.append([event, *(other[0] for other in others)])
     return found

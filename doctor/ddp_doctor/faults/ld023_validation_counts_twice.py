@@ -10,7 +10,6 @@ from ddp_doctor.evidence.order import contents, evaluation_epochs, leak, repeate
 from ddp_doctor.evidence.requirements import evaluation_indices
 from ddp_doctor.faults.ld024_metric_averaged_incorrectly import wrong_metrics
 from ddp_doctor.findings import Finding, fault, note, unclear
-from ddp_doctor.records.run import Run
 
 CODE = "LD023"
 TITLE = "Validation counts samples twice"
@@ -29,7 +28,6 @@ Give each rank its part without padding, and combine sums and counts once, at th
 THREADS = ("pytorch/pytorch#25162", "Lightning-AI/pytorch-lightning#5060")
 STRUCTURAL = True
 NEEDS = (evaluation_indices,)
-_TOLERANCE = 1e-6
 # A metric that changes by less chooses the same checkpoint.
 _SMALL = 1e-3
 
@@ -45,25 +43,11 @@ def check(evidence: Evidence) -> list[Finding]:
             total, size = len(drawn), len(set(drawn))
             message = f"The {size} samples of the evaluation are counted as {total} by the {first['sampler']}."
             found = fault(message, first["step"], "", f"{total} instead of {size} samples", first["place"])
-            if evidence.is_module:
-                return _of_module(evidence, found)
-            return _of_loop(evidence, found, total, first.get("by", ""))
+            return _judged(evidence, found, total, first.get("by", ""))
     return []
 
 
-def _of_module(evidence: Evidence, found: Finding) -> list[Finding]:
-    one = _metrics(evidence.evaluate(1))
-    several = _metrics(evidence.evaluate(evidence.spec.world_size))
-    changes = {name: abs(one[name] - several[name]) / (abs(one[name]) or 1.0) for name in one if name in several}
-    name = max(changes, key=lambda name: changes[name], default="")
-    if not name or changes[name] <= _TOLERANCE:
-        return []
-    message = f"{found.message} {name} is {several[name]:.6g}, and {one[name]:.6g} on one process."
-    verdict = note if changes[name] < _SMALL else fault
-    return [verdict(message, found.step, name, found.amount, found.place)]
-
-
-def _of_loop(evidence: Evidence, found: Finding, total: int, evaluator: str) -> list[Finding]:
+def _judged(evidence: Evidence, found: Finding, total: int, evaluator: str) -> list[Finding]:
     collectives = [event for rank in evidence.ranks for event in rank.of_kind("collective") if event["place"]]
     where = found.step, "", found.amount, found.place
     if any(event["value"] == total for event in collectives):
@@ -86,10 +70,6 @@ def _of_loop(evidence: Evidence, found: Finding, total: int, evaluator: str) -> 
     if metrics or (any(rank.of_kind("reported") for rank in evidence.ranks) and not cannot):
         return [note(f"{found.message} No reported metric is seen to change by it alone.", *where)]
     return [unclear(f"{found.message} Whether that changes a metric was not seen.", *where)]
-
-
-def _metrics(run: Run) -> dict[str, float]:
-    return run.ranks[0].metrics if run.worked else {}
 
 
 def _line(place: str) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from math import isclose, isnan
+from math import isclose
 from typing import Any, NamedTuple
 
 from ddp_doctor.evidence.decisions import deciding_numbers
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples, select_differently
-from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
-from ddp_doctor.probes.reports import BRACKETED
+from ddp_doctor.findings import Finding, cannot_tell, depends, fault, not_reached, note
+from ddp_doctor.probes.reports import BRACKETED, logged_name
 from ddp_doctor.records.run import RankRecord, Run
 
 # A reported number: its place in the program, how often it has reported before, and the position within the report.
@@ -55,82 +55,6 @@ _EPOCHS = 2
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Compares the metrics of the same weights and samples on one process and on several ranks."""
-    return _of_module(evidence) if evidence.is_module else _of_program(evidence)
-
-
-def _of_module(evidence: Evidence) -> list[Finding]:
-    """Compares the metrics that a LightningModule logs in its validation."""
-    if run := evidence.failed("evaluate1", "evaluate"):
-        return [cannot_tell(f"The validation fails ({run.short_reason}), so no metric was compared.")]
-    single, several = evidence.worked("evaluate1"), evidence.worked("evaluate")
-    if single is None or several is None:
-        return [not_reached("There is no validation.")] if evidence.trained else []
-    if _samples(single) != _samples(several):
-        # Samples that are missing or counted twice explain a difference: LD023.
-        return [cannot_tell("The ranks evaluate other samples than one process, so no metric was compared.")]
-    right, ours = single.ranks[0].metrics, [rank.metrics for rank in several.ranks]
-    names = [name for name in right if name in ours[0]]
-    if not names:
-        return [not_reached("The validation logs no metric.")]
-    wrong = [name for name in names if any(not _equal(values.get(name), right[name]) for values in ours)]
-    # A metric such as an accuracy may be the same by chance.
-    runs = (evidence.evaluate_again(draws) for draws in ((1, 2) if wrong else ()))
-    others = (run.ranks[0].metrics for run in runs if run.worked)
-    if any(not _equal(other.get(name), value) for other in others for name, value in right.items()):
-        return [cannot_tell("The metrics depend on random numbers.")]
-    found = [_finding(several, name, right[name], ours) for name in wrong]
-    # The first fault, or the first note: other metrics of a module have the same cause.
-    return ([finding for finding in found if finding.verdict is Verdict.FAULT] or found)[:1]
-
-
-def _finding(run: Run, name: str, right: float, ours: list[dict[str, float]]) -> Finding:
-    logs = [_logs(record, name) for record in run.ranks]
-    value, count, entries = ours[0][name], len(ours), [entry for events in logs for entry in events]
-    place = next((event["place"] for event, _ in entries), "")
-    where = None, name, f"{abs(value - right) / (abs(right) or 1.0):.1e} of the value", place
-    message = f"{name} of the same weights and samples is {value:.6g} on {count} ranks and {right:.6g} on one process."
-    total = sum(size for _, size in entries)
-    is_mean = bool(total) and all(event["reduce_fx"] == "mean" for event, _ in entries)
-    mean = sum(float(event["value"]) * size for event, size in entries) / total if is_mean else None
-    if mean is not None and _equal(mean, right):
-        if len({values.get(name) for values in ours}) > 1:
-            return note(f"{message} That of rank 0 is of its own samples.", *where)
-        message += f" The module is right: the logged values, weighted by their batch sizes, give {mean:.6g}."
-        if _equal(mean * total / (total // count * count), value):
-            message += f" Lightning divides by the samples per rank without their fraction: {_ISSUE}."
-        return fault(message, *where)
-    if any(len(events) > 1 for events in logs):
-        return depends(f"{message} The value of a batch depends on which samples are in it.", *where)
-    return fault(f"{message} The mean of the ranks' values is not the value of all samples.", *where)
-
-
-def _samples(run: Run) -> Counter[str]:
-    """Returns how often each sample was evaluated, by the digest of its tensors or by its index."""
-    found: Counter[str] = Counter()
-    for event in (event for record in run.ranks for event in record.of_kind("batch")):
-        indices = [f"{event['loader']} {index}" for index in event["indices"]]
-        found.update(indices or event.get("samples") or [f"{event['loader']}"] * event["size"])
-    return found
-
-
-def _logs(record: RankRecord, name: str) -> list[tuple[dict[str, Any], int]]:
-    """Returns the events that log a metric, with their batch sizes."""
-    found, size = [], 1
-    for event in record.of_kind("batch", "log"):
-        if event["kind"] == "batch":
-            size = event["size"]
-        elif event["name"] == name and event["value"] is not None:
-            inside = event["place"].rpartition(" ")[2] not in {"on_validation_epoch_end", "on_validation_end"}
-            found.append((event, event["batch_size"] or (size if inside else 1)))
-    return found
-
-
-def _equal(a: float | None, b: float) -> bool:
-    return a is not None and (isclose(a, b, rel_tol=_SAME, abs_tol=1e-7) or (isnan(a) and isnan(b)))
-
-
-def _of_program(evidence: Evidence) -> list[Finding]:
     """Compares the numbers that rank 0 alone reports of an evaluation with unchanged weights."""
     ranks, epochs = len(evidence.ranks), evaluation_epochs(evidence.ranks)
     if not any(rank.evaluation_epochs for rank in evidence.ranks):
@@ -141,7 +65,7 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     if any(map(repeated_samples, epochs)):
         # They explain other differences: LD023.
         found, cannot = [metric for metric in found if metric.own or metric.is_scaled(ranks)], ""
-    if cannot or not found:
+    if not found:
         return [cannot_tell(cannot)] if cannot else []
     metric = max(found, key=lambda metric: (metric.own, metric.decides and metric.difference > _LARGE))
     if metric.own and _only_logged(evidence, metric.name):
@@ -150,6 +74,8 @@ def _of_program(evidence: Evidence) -> list[Finding]:
         verdict, how = fault, "It is that of the samples of rank 0: the other ranks do not change it."
     elif metric.is_scaled(ranks):
         verdict, how = fault, "The ranks' values are summed, or divided by their number once more."
+    elif how := _logged(evidence, metric):
+        verdict = fault
     elif metric.difference > _LARGE and metric.decides:
         verdict, how = fault, "It is not combined as over all samples at once, and a callback or a condition reads it."
     else:
@@ -165,7 +91,36 @@ def _only_logged(evidence: Evidence, name: str) -> bool:
     """Returns whether a Trainer logs a metric, as one of rank 0 by default, and no callback decides by it."""
     events = evidence.trained[0].of_kind("reported")
     logged = any(event["name"] == name and event.get("by_trainer") for event in events)
-    return logged and not _monitored(evidence) & {name, name.removesuffix("_epoch")}
+    return logged and not _monitored(evidence) & {name, logged_name(name)}
+
+
+def _logged(evidence: Evidence, metric: Metric) -> str:
+    """Returns what is wrong with the mean of what each rank logs once, or with Lightning's mean of right values."""
+    logs = [_logs(rank, metric) for rank in evidence.runs["fixed weights"].ranks]
+    entries = [entry for own in logs for entry in own]
+    if not entries or any(event["value"] is None or event["reduce_fx"] != "mean" for event, _ in entries):
+        return ""
+    total, ranks = sum(size for _, size in entries), len(logs)
+    mean = sum(float(event["value"]) * size for event, size in entries) / total
+    if isclose(mean, metric.expected, rel_tol=_SAME):
+        told = f"The module is right: the logged values, weighted by their batch sizes, give {mean:.6g}."
+        if isclose(mean * total / (total // ranks * ranks), metric.value, rel_tol=_SAME):
+            told += f" Lightning divides by the samples per rank without their fraction: {_ISSUE}."
+        return told
+    several = any(len(own) > 1 for own in logs)
+    return "" if several else "The mean of the ranks' values is not the value of all samples."
+
+
+def _logs(record: RankRecord, number: Number | Metric) -> list[tuple[dict[str, Any], int]]:
+    """Returns the events that log a number in the validation that reports it, with their batch sizes."""
+    found, size, name = [], 1, logged_name(number.name)
+    for event in record.of_kind("batch", "log"):
+        if event["kind"] == "batch":
+            size = event["size"]
+        elif event["name"] == name and event["step"] == number.step and not event["gradients"]:
+            inside = event["place"].rpartition(" ")[2] not in {"on_validation_epoch_end", "on_validation_end"}
+            found.append((event, event["batch_size"] or (size if inside else 1)))
+    return found
 
 
 class Number(NamedTuple):
@@ -235,7 +190,9 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     for run in (one, several):
         if not run.worked:
             return [], f"The metrics of unchanged weights were not compared: {run.short_reason}"
-    if _weights(one.ranks[0], loaders) != _weights(several.ranks[0], loaders):
+    weights = [set(_weights(run.ranks[0], loaders)) for run in (one, several)]
+    # One process may call a part of the module that the ranks call.
+    if not (weights[0] <= weights[1] or weights[1] <= weights[0]):
         return [], "The metrics were not compared: one process and rank 0 evaluate other weights."
     if len(_evaluated(one, loaders)) < len(_evaluated(several, loaders)):
         return [], "The metrics were not compared: one process does not evaluate all samples."
@@ -250,16 +207,35 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     differ = [key for key in differ if key in known and (*key, ours[key].name) not in right]
     if not differ:
         return _with_other_weights(evidence, [key for key in known if ours[key].value in _EXTREME]), ""
-    metrics = _perturbed(evidence, loaders, 0, {key: ours[key].value for key in differ}, missing=False)
-    by_others = _perturbed(evidence, loaders, 1, {key: ours[key].value for key in metrics}, missing=True)
-    decides = _deciding(evidence, metrics)
+    # What a Trainer logs in a validation is a metric, and that of rank 0 if nothing reduces it.
+    logs = {key: [[event for event, _ in _logs(rank, ours[key])] for rank in several.ranks] for key in differ}
+    logged = {key: _is_own(events) for key, events in logs.items() if all(events)}
+    values = {key: ours[key].value for key in differ if key not in logged}
+    metrics = {key: values[key] for key in _perturbed(evidence, loaders, 0, values, missing=False)}
+    own = metrics.keys() - _perturbed(evidence, loaders, 1, metrics, missing=True)
+    own |= {key for key in logged if logged[key]}
+    compared = {*metrics, *logged}
+    decides = _deciding(evidence, compared)
     found = [
-        Metric.of(ours[key], alone[key].value, own=key not in by_others, decides=key in decides)
-        for key in sorted(metrics, key=lambda key: (ours[key].step, key))
+        Metric.of(ours[key], alone[key].value, own=key in own, decides=key in decides)
+        for key in sorted(compared, key=lambda key: (ours[key].step, key))
     ]
+    sure = [metric for metric in found if metric.own or metric.is_scaled(len(several.ranks))]
+    if len(sure) < len(found):
+        draws: dict[str, Any] = {"still": True, "seeds": 0}
+        other = evidence.run("fixed weights, other draws", world_size=1, same_seed=True, interventions=draws)
+        if not other.worked or _differing(alone, _numbers(other.ranks[0]), compared):
+            return sure, "The metrics depend on random numbers."
     small = {metric.name for metric in found if metric.decides and not metric.own and metric.difference <= _LARGE}
-    unclear = [key for key in metrics if ours[key].name in small]
+    unclear = [key for key in compared if ours[key].name in small]
     return [*found, *_with_other_weights(evidence, unclear, _LARGE)], ""
+
+
+def _is_own(events: Sequence[Sequence[dict[str, Any]]]) -> bool:
+    """Returns whether the ranks log values of their own, and Lightning is not told to reduce them."""
+    first = [event["value"] for event in events[0]]
+    others = [[event["value"] for event in own] for own in events[1:]]
+    return None not in first and not events[0][0]["sync_dist"] and any(own != first for own in others)
 
 
 def _monitored(evidence: Evidence) -> set[str]:
@@ -361,15 +337,15 @@ def _names(batch: dict[str, Any]) -> Iterable[str]:
     return batch.get("samples") or map(str, batch["indices"])
 
 
-def _weights(record: RankRecord, loaders: Sequence[int]) -> str | None:
-    """Returns the digest of the weights and buffers of the first evaluation."""
+def _weights(record: RankRecord, loaders: Sequence[int]) -> Sequence[str]:
+    """Returns digests of the weights and buffers of the first evaluation."""
     evaluates = False
     for event in record.of_kind("batch", "forward"):
         if event["kind"] == "batch":
             evaluates = event["loader"] in loaders
         elif evaluates:
-            return str(event.get("weights", ""))
-    return None
+            return event.get("weights", ())
+    return ()
 
 
 def _numbers(record: RankRecord) -> Numbers:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, Verdict, cannot_tell, fault, listed, not_reached, note
+from ddp_doctor.findings import Finding, Verdict, cannot_tell, fault, not_reached, note
 from ddp_doctor.probes.options import FOLDER, NOTHING, OPTIONS
 from ddp_doctor.records.run import RankRecord, Run
 
@@ -49,36 +49,6 @@ _AVERAGE = "with tensors of the weights' shapes changes in each step, such as an
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Compares two epochs at once with a run that goes on from the checkpoint of the first one."""
-    run, whole = evidence.runs.get("evaluate1 resume"), evidence.single
-    if run is None or whole is None:
-        return _of_program(evidence)
-    if not run.worked:
-        return [cannot_tell(f"Training from a checkpoint fails ({run.short_reason}), so it was not examined.")]
-    return _of_module(evidence, whole, run.ranks[0])
-
-
-def _of_module(evidence: Evidence, whole: RankRecord, resumed: RankRecord) -> list[Finding]:
-    lost = _different_state(whole, resumed)
-    if not lost:
-        return []
-    if _last_epoch(whole, _samples) != _last_epoch(resumed, _samples):
-        return [cannot_tell("The resumed run takes other samples.")]
-    if evidence.deterministic is False:
-        return [cannot_tell("Two runs of the same code give different weights.")]
-    step = whole.of_kind("begin")[-1]["step"]
-    cause = _cause(whole, resumed, step)
-    if not cause:
-        draws = _last_epoch(whole, _draws) == _last_epoch(resumed, _draws)
-        what = f"differs in {listed(lost)}" if draws else "draws other random numbers"
-        return [cannot_tell(f"The resumed run {what}, and no state is seen that it lacks.")]
-    events = whole.of_kind("scheduler", "optimizer")
-    place = next((event["place"] for event in events if event["place"]), "")
-    message = f"A run that is resumed after {step} steps differs from one that is not interrupted: {cause}."
-    return [fault(message, step, place=place)]
-
-
-def _of_program(evidence: Evidence) -> list[Finding]:
     """Compares what a program saves with the state that changes, and with what it has restored after a restart."""
     found = next((found for record in evidence.trained if (found := _not_saved(record))), None)
     if found and found.verdict is Verdict.FAULT:
@@ -101,7 +71,7 @@ def _not_saved(record: RankRecord) -> Finding | None:
     if not full:
         return None
     event, events = full[-1], record.of_kind("saved")
-    where = event["step"], "", "", event["place"]
+    where = event["step"], "", "", _place(event, record)
     tensors = {digest for one in events for digest in one["tensors"]}
     for copy in _averages(record, event):
         missing = [digest for digest in copy["digests"] if digest not in tensors]
@@ -194,12 +164,18 @@ def _not_restored(firsts: Sequence[RankRecord], ranks: Sequence[RankRecord]) -> 
     saved = _resumed_from(_checkpoints(firsts[0]), begins[0][0]["weights"])
     if saved is None:
         return cannot_tell(f"{reason}, the program does not resume from its checkpoint; it may need an option.")
-    place = next((event["place"] for event in ranks[0].of_kind("load_state_dict")), saved["place"])
+    place = _place(next(iter(ranks[0].of_kind("load_state_dict")), saved), ranks[0])
     compared = firsts[0], ranks[0], saved["step"]
     if message := _lost(firsts[0], ranks, begins, saved) or _other_rate(*compared) or _repeated_epoch(*compared):
         return fault(message, saved["step"], place=place)
     message, is_fault = _taken_from_rank_0(firsts, ranks, saved["step"])
     return (fault if is_fault else note)(message, saved["step"], place=place) if message else None
+
+
+def _place(event: Event, record: RankRecord) -> str:
+    """Returns the user's place of an event, or, if a Trainer saves and loads, that of what is saved."""
+    events = [event, *record.of_kind("scheduler", "optimizer")]
+    return next((one["place"] for one in events if one["place"]), "")
 
 
 def _resumed_from(events: Sequence[Event], begun: Sequence[str]) -> Event | None:
@@ -241,15 +217,27 @@ def _is_sharded(record: RankRecord, optimizer: int) -> bool:
 
 
 def _other_rate(first: RankRecord, resumed: RankRecord, step: int) -> str:
-    """Compares the learning rate of the first step after a checkpoint."""
-    expected = next((event for event in first.of_kind("step") if event["step"] == step), None)
-    found = resumed.of_kind("step")[0]
-    if expected is None or expected["optimizer"] != found["optimizer"] or expected["lr"] == found["lr"]:
-        return ""
-    return (
-        f"After {step} steps, a resumed run takes its next step with the learning rate {found['lr'][0]:.3g} instead of "
-        f"{expected['lr'][0]:.3g}."
-    )
+    """Compares the learning rates after a checkpoint; that of its first step is in the state of the optimizer."""
+    for number, (expected, found) in enumerate(
+        zip(_steps_of_epoch(first, step), _steps_of_epoch(resumed), strict=False)
+    ):
+        if expected["optimizer"] == found["optimizer"] and expected["lr"] != found["lr"]:
+            return (
+                f"After {step} steps, a resumed run takes its step {number + 1} with the learning rate "
+                f"{found['lr'][0]:.3g} instead of {expected['lr'][0]:.3g}."
+            )
+    return ""
+
+
+def _steps_of_epoch(record: RankRecord, first: int = 0) -> list[Event]:
+    """Returns the steps from this one on, until another epoch begins or a schedule follows a metric."""
+    found: list[Event] = []
+    for event in record.of_kind("step", "epoch", "metric of schedule"):
+        if event["kind"] != "step" and found:
+            break
+        if event["kind"] == "step" and event["step"] >= first:
+            found.append(event)
+    return found
 
 
 def _repeated_epoch(first: RankRecord, resumed: RankRecord, step: int) -> str:
@@ -299,46 +287,3 @@ def _first_call(record: RankRecord, step: int) -> Event | None:
 def _is_taken(first: str, again: str, own: str, other: str) -> bool:
     """Returns whether rank 0 continues with its own value, and another rank with that of rank 0."""
     return first == again == other != own
-
-
-def _different_state(whole: RankRecord, resumed: RankRecord) -> list[str]:
-    """Returns the places of weights, optimizers, schedules, and modules in attributes that differ at the end."""
-    first, second = (record.of_kind("state")[-1]["values"] for record in (whole, resumed))
-    different = [place for place, value in first.items() if second.get(place) != value]
-    return [place for place in different if not place.startswith("attribute") or "." in place.rpartition(" ")[2]]
-
-
-def _samples(batch: Event) -> Any:
-    return batch["indices"], batch.get("samples")
-
-
-def _draws(batch: Event) -> Any:
-    return batch.get("draw_digest"), batch.get("at_step")
-
-
-def _last_epoch(record: RankRecord, value: Callable[[Event], Any]) -> list[Any]:
-    """Returns a value of each batch of the last training epoch."""
-    batches = [event for event in record.of_kind("batch") if event["trains"]]
-    last = [(event["loader"], event["iteration"]) for event in batches][-1:]
-    return [value(event) for event in batches if (event["loader"], event["iteration"]) in last]
-
-
-def _cause(whole: RankRecord, resumed: RankRecord, done: int) -> str:
-    """Returns which state is not restored; nothing if none is seen."""
-    for step, (a, b) in enumerate(zip(whole.of_kind("step")[done:], resumed.of_kind("step"), strict=False), done):
-        if a["lr"] != b["lr"]:
-            rates = f"{b['lr'][0]:.3g} instead of {a['lr'][0]:.3g}"
-            return f"the learning rate of step {step} is {rates}, so the schedule is not restored"
-    begun = whole.of_kind("begin")[-1:], resumed.of_kind("begin")[:1]
-    first, second = (events[0]["values"] if all(begun) else {} for events in begun)
-    missing = [place for place, value in first.items() if second.get(place) != value]
-    for kind in ("weights", "optimizer", "scheduler"):
-        if places := [place for place in missing if place.startswith(f"{kind} ")]:
-            return f"{listed(places)} is not restored"
-    # An attribute counts if the gradients differ, those of modules first.
-    names = [name for name in resumed.tensors if name.startswith("applied/0/")]
-    pairs = [(whole.tensors.get(name.replace("/0/", f"/{done}/", 1)), resumed.tensors[name]) for name in names]
-    if missing and any(a is not None and not a.equal(b) for a, b in pairs):
-        attribute = min(missing, key=lambda place: "." not in place.rpartition(" ")[2]).split(" ")[1]
-        return f"the attribute {attribute} is not restored, and not in the checkpoint"
-    return ""

@@ -57,7 +57,8 @@ def check(evidence: Evidence) -> list[Finding]:
                 # The loop ends before the shortest loader does.
                 return []
             ended = ended or "A run to the end of this epoch hangs or fails."
-        elif not ended and not evidence.is_module:
+        elif not ended and not any(rank.of_kind("trainer") for rank in ranks):
+            # A Trainer takes all batches.
             return [unclear(f"{message} Whether the loop ends before the first of them was not seen.", *where)]
         if not ended and stopping_decision(evidence):
             return []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import Event, evaluation_epochs
+from ddp_doctor.evidence.order import Event, predictions
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
-from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.run import RankRecord
 
 CODE = "LD030"
 TITLE = "Predictions are partial or out of order"
@@ -29,35 +31,35 @@ STRUCTURAL = True
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the samples of the predictions with the data set, and finds ranks whose predictions are lost."""
-    if not (evidence.single and evidence.single.end.get("predicts")):
-        return [not_reached("There is no predict_dataloader.")]
-    run = evidence.evaluate(evidence.spec.world_size, "predict")
-    if not run.worked:
-        return [cannot_tell(f"The prediction on several ranks fails ({run.short_reason}), so it was not examined.")]
-    epochs = evaluation_epochs(run.ranks)
+    events = [event for rank in evidence.trained for event in rank.of_kind("predict")]
+    if not events:
+        return [not_reached("No Trainer of Lightning predicts.")] if evidence.trained else []
+    if reason := next((event["error"] for event in events if event["error"]), ""):
+        return [cannot_tell(f"The prediction on several ranks fails ({reason}), so it was not examined.")]
+    epochs = predictions(evidence.ranks)
     if not epochs:
         return [cannot_tell("The prediction on several ranks uses no DataLoader.")]
     for events in epochs:
         known = all(event["drained"] and not event["iterable"] for event in events)
         # Each rank may predict all samples.
         same = all(event["indices"] == events[0]["indices"] for event in events) and events[0]["ascending"]
-        if known and not same and (found := _order(run, events) or _lost(run, events)):
+        if known and not same and (found := _order(evidence.ranks, events) or _lost(evidence.ranks, events)):
             return [found]
     return []
 
 
-def _order(run: Run, events: list[Event]) -> Finding | None:
+def _order(ranks: Sequence[RankRecord], events: list[Event]) -> Finding | None:
     """Returns the finding of samples that are repeated, missing or out of order; none if the outputs name them."""
     total, union = sum(len(event["indices"]) for event in events), {i for event in events for i in event["indices"]}
     faults = []
     if total > len(union):
         faults.append(f"{total - len(union)} of the {len(union)} samples are predicted twice")
-    if shuffled := [rank.rank for rank, event in zip(run.ranks, events, strict=True) if not event["ascending"]]:
+    if shuffled := [rank.rank for rank, event in zip(ranks, events, strict=True) if not event["ascending"]]:
         faults.append(f"the predictions of rank {shuffled[0]} are out of order")
     size = events[0]["samples"]
     if size is not None and events[0]["base"] == events[-1]["base"] and 0 < len(union) < size:
         faults.append(f"{size - len(union)} of {size} samples are not predicted")
-    if not faults or all(map(_says_indices, run.ranks, events)):
+    if not faults or all(map(_says_indices, ranks, events)):
         return None
     message, sampler = "; ".join(faults), (events[0]["set_epoch"] or [events[0]["sampler"]])[0]
     message = f"{message[0].upper()}{message[1:]}: the sampler is a {sampler}."
@@ -65,20 +67,20 @@ def _order(run: Run, events: list[Event]) -> Finding | None:
 
 
 def _says_indices(rank: RankRecord, event: Event) -> bool:
-    """Returns whether the first values that a prediction returns are the indices of the samples."""
-    rows = [tensor.flatten().tolist() for name, tensor in rank.tensors.items() if name.startswith("prediction/")]
-    return [value for row in rows for value in row] == event["indices"]
+    """Returns whether the numbers that a prediction returns first are the indices of the samples."""
+    return [number for one in rank.of_kind("predict") for number in one["first"]] == event["indices"]
 
 
-def _lost(run: Run, events: list[Event]) -> Finding | None:
+def _lost(ranks: Sequence[RankRecord], events: list[Event]) -> Finding | None:
     """Returns the finding of predictions that one rank writes, without having got those of the others."""
-    collectives = [event for rank in run.ranks for event in rank.of_kind("collective")]
+    later = [_since_prediction(rank) for rank in ranks]
+    collectives = [event for own in later for event in own if event["kind"] == "collective"]
     gathered = any(event["place"] and event["op"] != "barrier" for event in collectives)
     # A report or a file of metrics has another number of rows than the rank has predictions.
     written = {
         rank.rank: event
-        for rank, own in zip(run.ranks, events, strict=True)
-        for event in rank.of_kind("save", "open")
+        for rank, own, known in zip(ranks, events, later, strict=True)
+        for event in known
         if event["place"] and len(own["indices"]) in event.get("rows", ())
     }
     if gathered or len(written) != 1:
@@ -87,3 +89,8 @@ def _lost(run: Run, events: list[Event]) -> Finding | None:
     own, total = len(events[writer]["indices"]), sum(len(one["indices"]) for one in events)
     message = f"Rank {writer} alone writes predictions, and the ranks exchange none: those of the others are lost."
     return fault(message, amount=f"{own} of {total} predictions", place=event["place"])
+
+
+def _since_prediction(rank: RankRecord) -> list[Event]:
+    """Returns the events since the first prediction."""
+    return rank.events[rank.events.index(rank.of_kind("predict")[0]) :]

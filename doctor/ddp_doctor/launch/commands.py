@@ -85,7 +85,7 @@ class CommandRunner(Runner):
             _explain_missing(folder, words)
         output = (folder / "output.txt").read_text(errors="replace")
         stacks = "\n".join(path.read_text() for path in sorted(folder.glob("stack-*.txt")))
-        for record in [record for part in (run, *run.parts.values()) for record in part.ranks]:
+        for record in [*run.ranks, *(run.later.ranks if run.later else [])]:
             record.output, record.stack = output, stacks
         return run
 

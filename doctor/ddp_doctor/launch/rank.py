@@ -31,7 +31,7 @@ def run_rank(folder: Path, spec: Spec) -> int:
     _write_stacks(folder / f"stack{rank}.txt")
     if spec.purpose == "bare":
         sys.path.insert(0, str(Path.cwd()))
-        _run_target(spec, rank, None)
+        _run_target(spec, rank)
         return 0
     _prepare(folder, spec)
     from ddp_doctor.probes.install import Probes
@@ -40,7 +40,7 @@ def run_rank(folder: Path, spec: Spec) -> int:
     sys.path.insert(0, str(Path.cwd()))
     try:
         probes.install()
-        _run_target(spec, rank, probes)
+        _run_target(spec, rank)
     except BaseException as error:
         if not (isinstance(error, SystemExit) and error.code in {None, 0}):
             probes.end(reached_end=False, error=described(error))
@@ -138,18 +138,18 @@ def described(error: BaseException) -> dict[str, Any]:
     return {"type": type(error).__name__, "message": str(error), "trace": trace, "input": wrong}
 
 
-def _run_target(spec: Spec, rank: int, probes: Any) -> None:
+def _run_target(spec: Spec, rank: int) -> None:
     target = spec.target
     if target.config:
         from ddp_doctor.launch.lightning_rank import run_config
 
-        run_config(spec, probes)
+        run_config(spec)
         return
     found = load_object(target.name)
     if inspect.isclass(found):
         from ddp_doctor.launch.lightning_rank import run_module
 
-        run_module(found, load_object(target.data) if target.data else None, spec, probes)
+        run_module(found, load_object(target.data) if target.data else None, spec)
     elif not callable(found):
         raise InputError(f"{target.name} is a {type(found).__name__}, not a LightningModule or a function.")
     else:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ddp_doctor.probes.generators import OWN, OwnGenerators, drawn, states_of_global, values_drawn
-from ddp_doctor.records.recorder import Recorder, digest, user_place
+from ddp_doctor.records.recorder import Recorder, user_place
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import DispatchMode, in_backward, tree_leaves
 
@@ -276,26 +274,9 @@ class DrawProbe:
         hidden = [*batch["hidden"], *([OWN] if batch["own_step"] else [])]
         self.recorder.add("drew", hidden=" and ".join(hidden))
         draws, self.tape.draws = self.tape.draws, []
-        if not self.recorder.keeps:
-            return
-        if self.spec.purpose != "numbers":
-            batch["draw_digest"] = digest([draw.outputs for draw in draws])
+        if self.recorder.later:
             return
         for number, draw in enumerate(draws):
             for place, output in enumerate(draw.outputs):
                 name = f"draw/{batch['loader']}/{batch['iteration']}/{batch['number']}/{number}/{place}/{draw.name}"
                 self.recorder.tensors[name] = output
-
-
-def seed_own(owner: Any, seed: int, depth: int = 0) -> None:
-    """Seeds the generators that an object, its parts, or what it wraps keep in their attributes."""
-    if isinstance(owner, torch.Generator):
-        owner.manual_seed(seed)
-    elif isinstance(owner, random.Random | np.random.RandomState):
-        owner.seed(seed)
-    elif isinstance(owner, np.random.Generator):
-        owner.bit_generator.state = type(owner.bit_generator)(seed).state
-    elif depth < 3 and hasattr(owner, "__dict__"):
-        parts = list(owner.modules())[1:] if isinstance(owner, torch.nn.Module) else []
-        for value in [*vars(owner).values(), *parts]:
-            seed_own(value, seed, depth + 1)

@@ -43,11 +43,7 @@ _LIBRARIES = {"lightning.pytorch", "torchvision", "torchmetrics", "transformers"
 
 
 class Probes:
-    """The probes of this process.
-
-    Attributes:
-        facts: What else the last event says of the target.
-    """
+    """The probes of this process."""
 
     def __init__(self, folder: Path, spec: Spec) -> None:
         self.spec = spec
@@ -69,7 +65,6 @@ class Probes:
         )
         self.calls = CallProbe(self.recorder, spec, self.steps)
         self.files = FileProbe(self.recorder, self.steps.state)
-        self.facts: dict[str, Any] = {}
         self._starts = feed is not None
         self._since = 0.0
 
@@ -88,7 +83,7 @@ class Probes:
             # As libraries do with logits before the loss.
             wrap(torch.Tensor, "float", lambda original, x: x if x.dtype is torch.float64 else original(x))
         others = (
-            TrainerProbe(self.recorder, self.spec),
+            TrainerProbe(self.recorder, self.spec, self.modules.name),
             ReportProbe(self.recorder),
             OptionProbe(self.recorder.folder, self.spec),
         )
@@ -111,25 +106,20 @@ class Probes:
 
         If the program is to train on after the numbers, it does so.
         """
-        if self.spec.later and not self.recorder.part:
-            self.begin("later")
+        if self.spec.later and not self.recorder.later:
+            self._begin_later()
             return
         self.loaders.close()
         self.end(reached_end=False)
         self._wait()
 
-    def begin(self, part: str, error: dict[str, Any] | None = None) -> None:
-        """Completes the record of this part of the run, and begins another one.
-
-        Args:
-            part: Its name. What the program did before belongs to the part `later`, too.
-            error: The exception that ended the part before.
-        """
-        recorder, begun = self.recorder, len(self.recorder.events) if part == "later" else 0
-        self._complete(reached_end=False, error=error)
-        del recorder.events[begun:]
-        recorder.tensors.clear()
-        recorder.part, recorder.keeps = part, part != "later"
+    def _begin_later(self) -> None:
+        """Completes the record of the numbers, and begins that of the later steps, to which they belong, too."""
+        begun = len(self.recorder.events)
+        self._complete(reached_end=False, error=None)
+        del self.recorder.events[begun:]
+        self.recorder.tensors.clear()
+        self.recorder.later = True
         self.loaders.ending = False
 
     def _wait(self) -> None:
@@ -142,8 +132,8 @@ class Probes:
             reached_end: Whether the program came to its end.
             error: The exception that ended it.
         """
-        if self.spec.later and not self.recorder.part and not error:
-            self.begin("later")
+        if self.spec.later and not self.recorder.later and not error:
+            self._begin_later()
         recorder, cut = self.recorder, self._complete(reached_end=reached_end, error=error)
         for name in (WRITTEN, "done"):
             with (recorder.folder / f"{name}{recorder.rank}").open("a") as file:
@@ -172,7 +162,6 @@ class Probes:
             shortened=self.loaders.shortened,
             failures=failures[:10],
             libraries=sorted(_LIBRARIES & sys.modules.keys()),
-            **self.facts,
         )
         recorder.write()
         return bool(cut)
@@ -189,7 +178,7 @@ class Probes:
         if self.alone.is_alone():
             self.alone.steps += 1
             return
-        step, spec, later = self.recorder.step, self.spec, self.recorder.part == "later"
+        step, spec, later = self.recorder.step, self.spec, self.recorder.later
         self.calls.after_step(self.steps.parameters().values())
         if self.micro and self.micro.plan:
             if self.micro.turn is None:

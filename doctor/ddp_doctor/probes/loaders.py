@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_doctor.probes.draws import DrawProbe, seed_own
-from ddp_doctor.probes.generators import OwnGenerators, drawn, generators, seed_unseen
+from ddp_doctor.probes.draws import DrawProbe
+from ddp_doctor.probes.generators import OwnGenerators, drawn, generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches
 from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader
 from ddp_doctor.probes.wrap import before, wrap
@@ -60,6 +60,7 @@ class ShortEpoch(Iterator[Any]):
             iteration=self.iteration,
             by=caller(),
             endless=self._is_endless(),
+            predicts=recorder.predicts,
         )
 
     def __iter__(self) -> ShortEpoch:
@@ -91,7 +92,6 @@ class ShortEpoch(Iterator[Any]):
             raise StopIteration
         if self.yielded == 0:
             self.begun = probe.recorder.backwards
-            probe.seed()
         if self.event["gradients"]:
             probe.samples.seed_ranks()
         states, own = generators(), probe.own.states()
@@ -164,7 +164,7 @@ class ShortEpoch(Iterator[Any]):
             return False
         late = self.probe.training_epochs > self.probe.epochs
         if self.event["trains"]:
-            steps = 1 if late else spec.most_steps if self.probe.recorder.part else spec.steps
+            steps = 1 if late else spec.most_steps if self.probe.recorder.later else spec.steps
             # Where a rank skips a step by its own decision, the epochs of the ranks must not end apart.
             due = self.yielded * (self.probe.steps_per_batch or 0)
             done = max(due, self.probe.recorder.step - self.steps_before)
@@ -198,9 +198,9 @@ class ShortEpoch(Iterator[Any]):
             "trains": trains,
             "generators": states,
         }
-        if probe.spec.purpose == "train" or probe.first_epoch is not None:
+        if probe.spec.purpose == "train":
             event["samples"] = sample_digests(leaves)
-            if trains and probe.spec.purpose == "train":
+            if trains:
                 event["graph_nodes"] = graph_nodes()
         if trains and probe.spec.purpose == "numbers" and probe.feed is None and not probe.ending:
             for place, leaf in enumerate(leaves):
@@ -229,7 +229,7 @@ class ShortEpoch(Iterator[Any]):
         self.event["sizes"] = [len(part) for part in self.indices.lists]
         if self.event["trains"] and probe.is_alone(soon=True):
             return
-        numbers = probe.spec.purpose == "numbers" and not probe.recorder.part
+        numbers = probe.spec.purpose == "numbers" and not probe.recorder.later
         done = numbers and self.event["trains"] and probe.training_epochs >= probe.epochs
         if done and self._has_unused():
             last = {"loader": self.loader, "iteration": self.iteration, "number": self.yielded, "trains": True}
@@ -283,8 +283,6 @@ class LoaderProbe:
         # Optimizer steps after each batch of the first epoch; 0 if they vary or the program fetches batches ahead.
         self.steps_per_batch: int | None = None
         self.training_epochs = 0
-        # The number of the first epoch of a module whose generators are seeded by the epoch.
-        self.first_epoch: int | None = None
         self.shortened = self.ending = False
         self.open: list[ShortEpoch] = []
         self._loaders: list[Any] = []
@@ -293,12 +291,12 @@ class LoaderProbe:
     @property
     def epochs(self) -> int:
         """Training epochs of the usual length in this part of the run."""
-        return 2 if self.recorder.part else self.spec.epochs
+        return 2 if self.recorder.later else self.spec.epochs
 
     @property
     def goes_on(self) -> bool:
         """Whether the program is to train on after the numbers, which are not complete yet."""
-        return self.spec.later and not self.recorder.part and not self.ending
+        return self.spec.later and not self.recorder.later and not self.ending
 
     @property
     def trains(self) -> bool:
@@ -319,7 +317,6 @@ class LoaderProbe:
             epoch.end()
         if self.ending:
             self.finish()
-        self.seed(loader, loader.sampler, loader.batch_sampler, loader.dataset)
         self.samples.prepare(loader, number, self.iterations.get(number, 0), self.training_epochs)
         # The seed of the workers is drawn here, which is no draw of the step.
         with without_modes():
@@ -335,18 +332,6 @@ class LoaderProbe:
         self.generators.clear()
         self.samples.datasets.found.clear()
         self.training_epochs = 0
-
-    def seed_epochs(self, first: int) -> None:
-        """Seeds the generators by the epoch, from this number on, so that a resumed run has the same draws."""
-        self.first_epoch, self.draws.tape.recording = first, True
-
-    def seed(self, *owners: Any) -> None:
-        """Seeds the generators, and those of the owners, by the epoch, if that is wanted."""
-        if self.first_epoch is not None and torch.is_grad_enabled():
-            seed = self.spec.seed + self.training_epochs + self.first_epoch
-            seed_unseen(seed)
-            for owner in owners:
-                seed_own(owner, seed)
 
     def number(self, loader: Any) -> int:
         """Returns the number of a loader, in the order of first use."""
@@ -374,7 +359,7 @@ class LoaderProbe:
         late = self.training_epochs - self.epochs
         if late > _MOST_EPOCHS:
             return True
-        if late < 0 or not trains or (self.spec.purpose != "train" and self.recorder.part != "later"):
+        if late < 0 or not trains or (self.spec.purpose != "train" and not self.recorder.later):
             return False
         self._since = self._since or time.monotonic()
         path, too_late = self.recorder.folder / _LAST_EPOCH, time.monotonic() > self._since + _MOST_SECONDS

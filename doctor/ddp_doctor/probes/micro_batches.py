@@ -290,7 +290,7 @@ class MicroBatchProbe:
         """Records or replaces the states of the random generators."""
         turn = self.turn
         if not self.plan:
-            for name, state in global_states().items() if self.recorder.keeps else ():
+            for name, state in global_states().items() if not self.recorder.later else ():
                 self.recorder.tensors[f"random/{self._number}/{point}/{name}"] = state
         elif turn:
             prefix = f"random/{turn.number}/{point}/"

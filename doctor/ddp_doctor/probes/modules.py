@@ -175,8 +175,7 @@ class ModuleProbe:
             if self.spec.interventions.get("still"):
                 _hold(inner)
                 self._give_other_weights(inner)
-                # Without names: one process may call a part of the module that the ranks call.
-                event["weights"] = "" if torch.is_grad_enabled() else digest(list(inner.state_dict().values()))
+                event["weights"] = [] if torch.is_grad_enabled() else list(map(digest, inner.state_dict().values()))
             return original(module, *args, **kwargs)
         finally:
             self._depth -= 1

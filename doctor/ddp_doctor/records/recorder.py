@@ -49,8 +49,8 @@ class Recorder:
         rank: The rank of this process, as soon as it is known.
         has_hooks: Whether a module has a communication hook.
         active: Whether this process has taken part in training, unlike a launcher.
-        part: The part of the run that is recorded; empty for the first one.
-        keeps: Whether tensors are recorded.
+        predicts: Whether a Trainer predicts.
+        later: Whether what follows the numbers is recorded, without tensors.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,8 +60,7 @@ class Recorder:
         self.step = 0
         self.backwards = self.collectives = 0
         self.rank = int(os.environ.get("RANK", "0"))
-        self.has_hooks = self.active = False
-        self.part, self.keeps = "", True
+        self.has_hooks = self.active = self.predicts = self.later = False
         self._lock = threading.Lock()
         self._journal: int | None = None
 
@@ -78,13 +77,13 @@ class Recorder:
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
         """Copies a tensor into the record."""
-        if self.keeps:
+        if not self.later:
             self.tensors[name] = own_part(tensor.detach()).clone()
 
     def write(self) -> None:
         """Writes what was recorded so far; another thread may call this while the process hangs."""
         with self._lock:
-            target = self.folder / f"{self.part}rank{self.rank}.pt"
+            target = self.folder / f"{'later' if self.later else ''}rank{self.rank}.pt"
             temporary = target.with_suffix(f".{os.getpid()}.tmp")
             with without_modes():
                 save({"events": list(self.events), "tensors": dict(self.tensors)}, temporary)

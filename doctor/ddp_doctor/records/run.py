@@ -6,7 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +67,8 @@ class RankRecord:
 
     @property
     def evaluation_epochs(self) -> list[dict[str, Any]]:
-        """The other iterations of loaders, in order."""
-        return [event for event in self.of_kind("epoch") if not event["trains"]]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics of the last evaluation by name; empty if there was none."""
-        events = self.of_kind("metrics")
-        return dict(events[-1]["values"]) if events else {}
+        """The other iterations of loaders, in order, apart from those of a prediction."""
+        return [event for event in self.of_kind("epoch") if not event["trains"] and not event.get("predicts")]
 
 
 @dataclass
@@ -87,7 +81,7 @@ class Run:
         ranks: The ranks, in order.
         hung: Whether it was stopped after the timeout.
         seconds: How long it took.
-        parts: What was recorded after its first part, by the name of the part.
+        later: What was recorded after the numbers, if the program was to train on; otherwise None.
     """
 
     spec: Spec
@@ -95,7 +89,7 @@ class Run:
     ranks: list[RankRecord] = field(default_factory=list)
     hung: bool = False
     seconds: float = 0.0
-    parts: dict[str, Run] = field(default_factory=dict)
+    later: Run | None = None
 
     def __post_init__(self) -> None:
         """Names the files of a copy as the user has them."""
@@ -220,18 +214,20 @@ def without_doctor(trace: str) -> str:
 
 
 def load_run(spec: Spec, folder: Path, codes: Sequence[int | None], seconds: float, *, hung: bool) -> Run:
-    """Returns a run, whose ranks ended with these exit codes, with its parts."""
+    """Returns a run, whose ranks ended with these exit codes, and what follows its numbers."""
 
-    def load(part: str) -> Run:
+    def load(part: str = "") -> Run:
         ranks = [load_record(folder, rank, code, part) for rank, code in enumerate(codes)]
         ended = all(rank.of_kind("end") for rank in ranks)
         return Run(spec, folder, ranks, hung and not ended, seconds)
 
-    run, parts = load(""), {part: load(part) for part in spec.parts}
-    if later := parts.get("later"):
+    run = load()
+    if spec.later:
+        run.later = later = load("later")
         # What the program did before belongs to it, too.
-        later.ranks = [replace(rank, tensors=one.tensors) for rank, one in zip(later.ranks, run.ranks, strict=True)]
-    return replace(run, parts=parts)
+        for rank, one in zip(later.ranks, run.ranks, strict=True):
+            rank.tensors = one.tensors
+    return run
 
 
 def load_record(folder: Path, rank: int, code: int | None, part: str = "") -> RankRecord:

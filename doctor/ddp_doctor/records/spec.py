@@ -47,9 +47,7 @@ class Spec:
     Attributes:
         target: What is examined.
         purpose: `train`: two short epochs with their evaluation, to the end of the program. `numbers`: the first steps
-            of one epoch. `evaluate`: the evaluation of a LightningModule's first weights, and in the parts `predict`
-            and `resume` its prediction, and training that goes on from a checkpoint. `bare`: without any probe, to see
-            whether the code runs alone.
+            of one epoch. `bare`: without any probe, to see whether the code runs alone.
         world_size: Number of ranks.
         steps: Optimizer steps per epoch.
         samples: Most samples of an evaluation per process, and of a stream.
@@ -58,9 +56,7 @@ class Spec:
         same_seed: Whether all ranks have the same seed.
         timeout: Seconds after which the run counts as hung.
         feed: Folder of the run whose batches and draws this process is given, concatenated; or empty.
-        later: Whether the program trains on after the numbers, in the part `later`, of which no tensors are recorded.
-        checkpoints: Folder in which a LightningModule on one process saves a checkpoint after each epoch, and from
-            which its training goes on; or empty.
+        later: Whether the program trains on after the numbers, with a record of its own, without tensors.
         whole_epochs: Whether the epochs of a `train` run are not shortened, for code that counts its own samples.
         gpus: Number of GPUs that are emulated on the CPU; 0 if torch is as it is.
         real_gpus: Whether the code sees the GPUs of the machine.
@@ -79,7 +75,6 @@ class Spec:
     timeout: float = 60.0
     feed: str = ""
     later: bool = False
-    checkpoints: str = ""
     whole_epochs: bool = False
     gpus: int = 0
     real_gpus: bool = False
@@ -95,18 +90,6 @@ class Spec:
     def most_steps(self) -> int:
         """Optimizer steps that an epoch has at most."""
         return _LONGER * self.steps if self.later else self.steps
-
-    @property
-    def saves(self) -> bool:
-        """Whether a LightningModule saves checkpoints, or goes on from one, with the same order and draws."""
-        return bool(self.checkpoints) and self.world_size == 1 and self.purpose != "numbers" and not self.interventions
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The parts of the run after the first one, each with a record of its own."""
-        if self.purpose == "evaluate" and not self.interventions:
-            return ("predict", "resume") if self.saves else ("predict",)
-        return ("later",) if self.later else ()
 
     @property
     def continues(self) -> bool:
