@@ -106,7 +106,7 @@ STARTS = {
     "fabric run": (
         "fabric run --accelerator=cpu --devices=2 {}",
         "fabric.py",
-        '~accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy="ddp" =>\n',
+        '~accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy="ddp" =>\n~fabric.launch() =>\n',
     ),
     "accelerate launch": ("accelerate launch --multi_gpu --num_processes=2 {}", "accelerate_loop.py", ""),
     "accelerate from a notebook": (
