@@ -222,6 +222,8 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     ]
     sure = [metric for metric in found if metric.own or metric.is_scaled(len(several.ranks))]
     if len(sure) < len(found):
+        if not _evaluated(several, loaders) <= _evaluated(one, loaders):
+            return sure, "The ranks evaluate other samples than one process."
         draws: dict[str, Any] = {"still": True, "seeds": 0}
         other = evidence.run("fixed weights, other draws", world_size=1, same_seed=True, interventions=draws)
         if not other.worked or _differing(alone, _numbers(other.ranks[0]), compared):
