@@ -94,12 +94,14 @@ def report(
         return _metric(main, one, alone, found) if found else ""
     own, share = _quotient(case, [one]), _quotient(case, ranks)
     same = isclose(share, own, rel_tol=_SAME_QUOTIENT[whole.bits])
+    if not found:
+        return ""
     if not reference and not isclose(own, 1, rel_tol=_SAME_QUOTIENT[whole.bits]):
         raise InputError(
             f"On one process, the gradient is {own:.3g} times the derivative of the loss, as with a stopped gradient: "
             "without `reference`, there is nothing to compare with."
         )
-    if not found if reference else same:
+    if same and not reference:
         return ""
     if whole.failures:
         raise InputError(f"One process cannot be given the random draws of the ranks: {whole.failures[0]}.")
