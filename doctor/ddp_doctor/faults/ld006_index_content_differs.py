@@ -13,7 +13,7 @@ from ddp_doctor.evidence.order import contents, leak, training_epochs
 from ddp_doctor.evidence.requirements import communicating, map_style, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord
-from ddp_doctor.source.file import Likely, SourceFile, last
+from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, last
 
 Rows = list[list[list[float]]]
 # Values of one process, and those of the same samples on a rank.
@@ -55,7 +55,9 @@ def read(file: SourceFile) -> Iterator[Likely]:
         )
         if numbered and values and all(map(_is_set, values)) and not sorts:
             yield Likely(
-                call, f"the numbers follow the order of {ast.unparse(values[0])}, a set: other ones on each rank."
+                call,
+                f"the numbers follow the order of {ast.unparse(values[0])}, a set: other ones on each rank.",
+                MEDIUM,
             )
 
 

@@ -11,7 +11,7 @@ from ddp_doctor.evidence.order import Event, calls_of, epoch_of
 from ddp_doctor.evidence.requirements import training_loader
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 from ddp_doctor.records.run import RankRecord
-from ddp_doctor.source.file import Likely, SourceFile, keyword, names_in
+from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword, names_in
 
 CODE = "LD007"
 TITLE = "Augmentations repeat"
@@ -57,7 +57,9 @@ def read(file: SourceFile) -> Iterator[Likely]:
                 made = made.removesuffix("().manual_seed")
                 again = len(file.assigned(statement.targets[0])) > 1 or {f"{name}.seed", f"{name}.manual_seed"} & draws
                 if made in _GENERATORS and name in draws and not again:
-                    yield Likely(statement, f"all workers and epochs of {node.name} draw from equal copies of {name}.")
+                    yield Likely(
+                        statement, f"all workers and epochs of {node.name} draw from equal copies of {name}.", MEDIUM
+                    )
 
 
 def _has_workers(file: SourceFile) -> bool:

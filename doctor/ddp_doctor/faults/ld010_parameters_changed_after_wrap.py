@@ -39,7 +39,7 @@ def read(file: SourceFile) -> Iterator[Likely]:
         if not isinstance(statement, ast.Assign) or not wrap.args:
             continue
         wrapper, bare = ast.unparse(statement.targets[0]), ast.unparse(wrap.args[0])
-        starts = (f"{wrapper}.module.", *([f"{bare}."] if bare != wrapper else []))
+        starts = (f"{wrapper}.module.", *([f"{bare}.", f"{bare}["] if bare != wrapper else []))
         for node in file.nodes:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and file.scope(node) is scope:
                 name = file.name(node.value.func)

@@ -10,7 +10,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, own_clip, skipping_rank
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, unmet
 from ddp_doctor.findings import Finding, fault
-from ddp_doctor.source.file import Likely, SourceFile
+from ddp_doctor.source.file import MEDIUM, Likely, SourceFile
 
 CODE = "LD011"
 TITLE = "One rank clips or steps differently"
@@ -42,9 +42,14 @@ def read(file: SourceFile) -> Iterator[Likely]:
         block = file.rank_zero_block(call)
         name = ast.unparse(call.func).lower()
         optimizer = any(part in name for part in ("opt", "scaler", "clip")) and "sched" not in name
-        passes = [one for one in file.called("backward") if file.scope(one) is file.scope(call)]
+        # Within the block, it is another model's, such as a teacher that rank 0 trains.
+        passes = [
+            one for one in file.called("backward") if block and file.loops(one)[:1] == file.loops(block)[:1] != []
+        ]
         if block and optimizer and not block.orelse and any(file.rank_guard(one) is None for one in passes):
-            yield Likely(call, f"only rank 0 calls {ast.unparse(call.func)}, after the backward pass of all ranks.")
+            yield Likely(
+                call, f"only rank 0 calls {ast.unparse(call.func)}, after the backward pass of all ranks.", MEDIUM
+            )
 
 
 def check(evidence: Evidence) -> list[Finding]:

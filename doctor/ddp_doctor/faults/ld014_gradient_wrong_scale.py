@@ -63,12 +63,13 @@ def _is_backed(file: SourceFile, node: ast.AST) -> bool:
         return True
     statement = next(one for one in [node, *file.above(node)] if isinstance(one, ast.stmt))
     target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
-    later = [one for one in backwards if one.lineno > statement.lineno]
-    if target is None or not later or file.without_gradients(node):
+    passes = [one for one in backwards if one.lineno > statement.lineno]
+    if target is None or not passes or file.without_gradients(node):
         return False
-    name, end = ast.unparse(target), later[0].lineno
-    changed = any(statement.lineno < other.lineno < end for other, _ in file.assigned(target))
-    parts = [one for one in ast.walk(later[0]) if isinstance(one, ast.expr)]
+    name, end = ast.unparse(target), passes[0].lineno
+    later = [one for one, _ in file.assigned(target) if statement.lineno < one.lineno < end]
+    changed = any(not isinstance(one, ast.AugAssign) for one in later)
+    parts = [one for one in ast.walk(passes[0]) if isinstance(one, ast.expr)]
     return not changed and any(ast.unparse(part) == name for part in parts)
 
 

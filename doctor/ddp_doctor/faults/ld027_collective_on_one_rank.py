@@ -12,7 +12,7 @@ from ddp_doctor.evidence.order import epoch_of
 from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
-from ddp_doctor.source.file import Likely, SourceFile, keyword
+from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword
 
 CODE = "LD027"
 TITLE = "A collective runs on one rank only"
@@ -57,7 +57,7 @@ def read(file: SourceFile) -> Iterator[Likely]:
             same = all(file.contains(block, one) and not file.excluded(one, call) for one in others)
             leaves = isinstance(block.body[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
             if same and not leaves:
-                yield Likely(call, f"only rank 0 calls {ast.unparse(call.func)}, and the other ranks do not.")
+                yield Likely(call, f"only rank 0 calls {ast.unparse(call.func)}, and the other ranks do not.", MEDIUM)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -60,14 +60,15 @@ def _is_own(file: SourceFile, path: ast.expr) -> bool:
     return bool(samples & names_in(parts)) or any(_OWN_PATH.search(ast.unparse(part)) for part in parts)
 
 
-def _on_every_rank(file: SourceFile, node: ast.AST, seen: tuple[str, ...] = ()) -> bool:
+def _on_every_rank(file: SourceFile, node: ast.AST, seen: tuple[tuple[SourceFile, str], ...] = ()) -> bool:
     """Returns whether a statement is reached without a condition on the rank, and its function so, too."""
-    if file.rank_guard(node):
+    scope, locks = file.scope(node), [one for one in file.above(node) if isinstance(one, ast.With)]
+    if file.rank_guard(node) or any("lock" in ast.unparse(one.items[0]).lower() for one in locks):
         return False
-    scope = file.scope(node)
     if isinstance(scope, ast.Module):
-        return file.starts_ranks
-    if scope.name in seen:
+        # A tool that imports the project's training code has one process.
+        return file.communicates or any(one.communicates for one, _ in seen)
+    if any(scope.name == name for _, name in seen):
         return False
     uses = [
         (other, one)
@@ -76,7 +77,11 @@ def _on_every_rank(file: SourceFile, node: ast.AST, seen: tuple[str, ...] = ()) 
         for one in other.nodes
         if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Load) and last(one) == scope.name
     ]
-    return bool(uses) and all(_on_every_rank(other, one, (*seen, scope.name)) for other, one in uses)
+    calls = [next(other.above(one)) for other, one in uses]
+    if not seen and any(isinstance(one, ast.Call) and _OWN_PATH.search(ast.unparse(one)) for one in calls):
+        # The path may be an argument.
+        return False
+    return bool(uses) and all(_on_every_rank(other, one, (*seen, (file, scope.name))) for other, one in uses)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -13,7 +13,7 @@ from ddp_doctor.evidence.rank_comparison import is_multiple, names_of
 from ddp_doctor.evidence.requirements import need, optimizer_steps, unmet, wrapped
 from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord, Run
-from ddp_doctor.source.file import Likely, SourceFile, keyword
+from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword
 
 CODE = "LD033"
 TITLE = "A collective returns wrong values"
@@ -44,8 +44,12 @@ def read(file: SourceFile) -> Iterator[Likely]:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             flag = keyword(node.value, "async_op")
             name = file.name(node.value.func)
-            if isinstance(flag, ast.Constant) and flag.value is True and name.startswith("torch.distributed."):
-                yield Likely(node, f"{name}(..., async_op=True): nobody can wait for it, as its result is dropped.")
+            waits = file.called("barrier", "synchronize", within=file.scope(node))
+            dropped = isinstance(flag, ast.Constant) and flag.value is True and name.startswith("torch.distributed.")
+            if dropped and not any(call.lineno > node.lineno for call in waits):
+                yield Likely(
+                    node, f"{name}(..., async_op=True): nobody can wait for it, as its result is dropped.", MEDIUM
+                )
 
 
 def check(evidence: Evidence) -> list[Finding]:

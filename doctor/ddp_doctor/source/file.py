@@ -49,14 +49,12 @@ class SourceFile:
         path: Where it is.
         text: Its source.
         tree: Its syntax tree.
-        imported: The file, and those of the project that it imports, directly or not.
         near: The files of all programs that it belongs to, itself included.
     """
 
     path: Path
     text: str
     tree: ast.Module
-    imported: Sequence[SourceFile] = ()
     near: Sequence[SourceFile] = ()
 
     def near_mentions(self, *words: str) -> bool:
@@ -64,7 +62,8 @@ class SourceFile:
         return any(word in file.text for file in self.near for word in words)
 
     @cached_property
-    def _communicates(self) -> bool:
+    def communicates(self) -> bool:
+        """Whether the file itself wraps a model or makes a process group."""
         return bool(_COMMUNICATES.search(self.text))
 
     @cached_property
@@ -79,12 +78,7 @@ class SourceFile:
     @property
     def distributed(self) -> bool:
         """Whether the program communicates by means of torch itself."""
-        return any(file._communicates for file in self.near) and not self.framework
-
-    @property
-    def starts_ranks(self) -> bool:
-        """Whether this file, as a script of its own, communicates."""
-        return any(file._communicates for file in self.imported)
+        return any(file.communicates for file in self.near) and not self.framework
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -213,6 +207,8 @@ class SourceFile:
     def decides_by_rank(self, test: ast.expr) -> bool:
         """Returns whether a condition may depend on the rank."""
         names = [one for one in ast.walk(test) if isinstance(one, ast.Name | ast.Attribute)]
+        if any(dotted(one) == "__name__" for one in names):
+            return False
         values = [value for one in names for _, value in self.assigned(one)]
         return any(_RANK.search(ast.unparse(one).lower()) for one in [test, *values])
 

@@ -117,7 +117,6 @@ def _load(paths: Sequence[str]) -> list[SourceFile]:
             importers.get(other, []).append(path)
     for path, file in files.items():
         programs = _closure([path], importers)
-        file.imported = [files[one] for one in _closure([path], imports) if one in files]
         file.near = [files[one] for one in _closure(programs, imports) if one in files]
     return list(files.values())
 
