@@ -12,7 +12,7 @@ from typing import Any
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import names
 from ddp_doctor.findings import Finding, fault, note
-from ddp_doctor.source.file import HINT, Likely, SourceFile, last, names_in
+from ddp_doctor.source.file import HINT, MEDIUM, Likely, SourceFile, keyword, last, names_in
 
 CODE = "LD032"
 TITLE = "Ranks write one file, or do not end"
@@ -40,13 +40,19 @@ def read(file: SourceFile) -> Iterator[Likely]:
     """Finds checkpoints that every rank writes to one path, and process groups that nobody destroys."""
     if not file.distributed:
         return
-    for call in file.called("save"):
-        path = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "f"), None)
-        if file.name(call.func) == "torch.save" and path and not _is_own(file, path) and _on_every_rank(file, call):
-            yield Likely(call, f"every rank writes {ast.unparse(path)}: no condition on the rank is above it.")
+    saves = {call: _path(call) for call in file.called("save") if file.name(call.func) == "torch.save"}
+    guarded = {ast.unparse(path) for call, path in saves.items() if path and file.rank_guard(call)}
+    for call, path in saves.items():
+        own = path is None or ast.unparse(path) in guarded or _is_own(file, path)
+        if path and not own and _on_every_rank(file, call):
+            yield Likely(call, f"every rank writes {ast.unparse(path)}: no condition on the rank is above it.", MEDIUM)
     for call in file.called("init_process_group"):
         if file.name(call.func).startswith("torch.distributed") and not file.near_mentions("destroy_process_group"):
             yield Likely(call, "the process group is never destroyed.", HINT)
+
+
+def _path(save: ast.Call) -> ast.expr | None:
+    return save.args[1] if len(save.args) > 1 else keyword(save, "f")
 
 
 def _is_own(file: SourceFile, path: ast.expr) -> bool:
