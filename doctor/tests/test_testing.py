@@ -157,6 +157,7 @@ def test_what_is_healthy_is_silent(name):
 CALLS = []
 SAID = {
     "LD012 .*\n(.*\n){3}  0.weight": (step, STEP | {"model": lambda: net(nn.BatchNorm1d(12))}),
+    "LD013 .* count 0.625, 0.375": (mean, EVEN | {"splits": "uneven"}),
     "LD013 .* is nan": (mean, EVEN | {"batch": (X, Y.where(ROW < 4, -100))}),
     "LD014 .*divided": (lambda m, b: mean(m, b) / int(os.environ.get("WORLD_SIZE", "1")), EVEN),
     "LD014 .*a sum": (lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"), EVEN),
@@ -169,7 +170,6 @@ SAID = {
     "On(.*\n)*ZeroDivisionError": (lambda m, b: 1 / (1 - dist.get_rank()), EVEN),
     "8 samples on 3": (mean, EVEN | {"n": 3}),
     ".*neither a loss nor a metric": (lambda model, batch: "0.5", EVEN),
-    "A step,": (lambda model, optimizer, batch: optimizer.step(), STEP),
     ".*stopped gradient": (lambda *of: STOPPED[0](*of) / dist.get_world_size(), FEATURES | {"reference": False}),
     ".*keeps a state": (lambda model, batch: CALLS.append(1) or mean(model, batch) * len(CALLS), EVEN),
 }
