@@ -76,19 +76,19 @@ def _measure(evidence: Evidence, world_size: int) -> Derivative:
     if optimizers[1:].count(optimizers[0] if optimizers else 0) < 1:
         return Derivative(cannot="no optimizer steps twice")
     optimizer, step = optimizers[0], optimizers.index(optimizers[0], 1)
-    runs = []
-    for way, sign in (("forth", 1), ("back", -1)):
-        move = {"optimizer": optimizer, "step": step, "by": sign * _STEP}
+
+    def moved(way: str, by: float) -> Run:
+        move = {"optimizer": optimizer, "step": step, "by": by}
         changes: dict[str, Any] = {**evidence.always, "move": move}
         name = f"moved {way}{' on one process' if world_size == 1 else ''}"
-        run = evidence.run(name, purpose="numbers", double=True, world_size=world_size, interventions=changes)
-        if not run.worked:
-            return Derivative(cannot=run.short_reason)
-        runs.append(run)
-    return compare(*runs, optimizer, step)
+        return evidence.run(name, purpose="numbers", double=True, world_size=world_size, interventions=changes)
+
+    forth = moved("forth", _STEP)
+    back = moved("back", -_STEP) if forth.worked else forth
+    return _compare(forth, back, optimizer, step) if back.worked else Derivative(cannot=back.short_reason)
 
 
-def compare(forth: Run, back: Run, optimizer: int, step: int) -> Derivative:
+def _compare(forth: Run, back: Run, optimizer: int, step: int) -> Derivative:
     """Compares the losses and the gradients of two runs whose weights were moved."""
     losses = [_loss(rank, step) for run in (forth, back) for rank in run.ranks]
     known = [loss for loss in losses if loss is not None]

@@ -61,6 +61,7 @@ class ShortEpoch(Iterator[Any]):
             by=caller(),
             endless=self._is_endless(),
             predicts=recorder.predicts,
+            worker_generators=[],
         )
 
     def __iter__(self) -> ShortEpoch:
