@@ -129,7 +129,7 @@ HEALTHY = {
     "on three ranks": (mean, EVEN | {"batch": (X[:6], Y[:6]), "n": 3}),
     "a model that is made": (mean, EVEN | {"model": net()}),
     "32 bits": (torch.autocast("cpu", torch.bfloat16)(lambda m, b: F.cross_entropy(m(b[0]).float(), b[1])), EVEN),
-    "a mapping": (lambda m, b: F.cross_entropy(m(b["x"]), b["y"]), EVEN | {"batch": {"x": X, "y": Y}}),
+    "a mapping": (lambda m, b: F.cross_entropy(m(b["x"] @ torch.eye(6)), b["y"]), EVEN | {"batch": {"x": X, "y": Y}}),
     "layer norm": (mean, EVEN | {"model": net(nn.LayerNorm(12))}),
     "uneven shards": (tokens, EVEN | {"splits": "uneven"}),
     "synchronized batch norm": (mean, EVEN | {"model": SYNCHRONIZED}),
