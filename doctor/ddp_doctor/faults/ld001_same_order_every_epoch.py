@@ -38,11 +38,11 @@ _EVALUATION = re.compile(r"val|test|eval|dev|infer|predict", re.IGNORECASE)
 
 def read(file: SourceFile) -> Iterator[Likely]:
     """Finds a shuffling DistributedSampler in a program that trains for epochs and never calls `set_epoch`."""
-    if "DistributedSampler" not in file.text or not file.distributed or file.near_mentions("set_epoch"):
+    if "DistributedSampler" not in file.text or not file.program.distributed or file.program.mentions("set_epoch"):
         return
-    loops = (one for near in file.near for one in near.nodes if isinstance(one, ast.For))
+    loops = (one for near in file.program.files for one in near.nodes if isinstance(one, ast.For))
     epochs = any("epoch" in ast.unparse(one.target) + ast.unparse(one.iter) for one in loops)
-    trains = file.near_mentions("backward(")
+    trains = file.program.mentions("backward(")
     for call in file.called("DistributedSampler") if epochs and trains else ():
         shuffle = keyword(call, "shuffle") or (call.args[3] if len(call.args) > 3 else None)
         statement = next(one for one in file.above(call) if isinstance(one, ast.stmt))

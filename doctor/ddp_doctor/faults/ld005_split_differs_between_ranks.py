@@ -30,7 +30,7 @@ NEEDS = (communicating,)
 
 def read(file: SourceFile) -> Iterator[Likely]:
     """Finds a split of the data that a program without any seed draws on each rank."""
-    if "random_split" in file.text and file.distributed and not file.near_mentions("seed"):
+    if "random_split" in file.text and file.program.distributed and not file.program.mentions("seed"):
         for call in file.called("random_split"):
             given = keyword(call, "generator") or len(call.args) > 2
             if file.name(call.func).startswith("torch.utils.data") and not given:

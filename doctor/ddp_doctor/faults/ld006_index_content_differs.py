@@ -45,7 +45,7 @@ _ROUNDING, _SAME = 1e-5, 1e-3
 
 def read(file: SourceFile) -> Iterator[Likely]:
     """Finds numbers that follow the order of a set."""
-    for call in file.called("enumerate") if file.distributed or file.framework else ():
+    for call in file.called("enumerate") if file.program.distributed or file.program.framework else ():
         source = call.args[0] if call.args else call
         known = [value for _, value in file.assigned(source)]
         values = known if isinstance(source, ast.Name | ast.Attribute) else [source]

@@ -64,9 +64,9 @@ def read(file: SourceFile) -> Iterator[Likely]:
 
 def _has_workers(file: SourceFile) -> bool:
     """Returns whether a loader of the program has workers, and nothing seeds them."""
-    values = [keyword(call, "num_workers") for near in file.near for call in near.called("DataLoader")]
+    values = [keyword(call, "num_workers") for near in file.program.files for call in near.called("DataLoader")]
     workers = any(value and not (isinstance(value, ast.Constant) and not value.value) for value in values)
-    return workers and not file.near_mentions("worker_init_fn", "get_worker_info", "persistent_workers")
+    return workers and not file.program.mentions("worker_init_fn", "get_worker_info", "persistent_workers")
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -38,7 +38,7 @@ NEEDS = (optimizer_steps,)
 
 def read(file: SourceFile) -> Iterator[Likely]:
     """Finds a loop that trains through the bare model although the function has wrapped it."""
-    for wrap in file.called("DistributedDataParallel", "DDP") if file.distributed else ():
+    for wrap in file.called("DistributedDataParallel", "DDP") if file.program.distributed else ():
         statement = next(file.above(wrap))
         if not isinstance(statement, ast.Assign) or not wrap.args:
             continue

@@ -34,7 +34,7 @@ NEEDS = (wrapped, optimizer_steps, averages_gradients)
 
 def read(file: SourceFile) -> Iterator[Likely]:
     """Finds a layer that is assigned after the wrap."""
-    for wrap in file.called("DistributedDataParallel", "DDP") if file.distributed else ():
+    for wrap in file.called("DistributedDataParallel", "DDP") if file.program.distributed else ():
         statement, scope = next(file.above(wrap)), file.scope(wrap)
         if not isinstance(statement, ast.Assign) or not wrap.args:
             continue

@@ -36,7 +36,7 @@ NEEDS = (optimizer_steps,)
 
 def read(file: SourceFile) -> Iterator[Likely]:
     """Finds a clip or a step under `rank == 0` whose backward pass is made on all ranks."""
-    if not file.distributed:
+    if not file.program.distributed:
         return
     for call in file.called("step", "clip_grad_norm_", "clip_grad_value_"):
         block = file.rank_zero_block(call)

@@ -46,7 +46,7 @@ _RANKS = re.compile(r"(.*[._])?(get_)?(world_?size|num_processes|n_?ranks|num_re
 
 def read(file: SourceFile) -> Iterator[Likely]:
     """Finds a loss that is divided by the number of ranks before its backward pass."""
-    if not file.distributed or "DistributedDataParallel" not in "".join(one.text for one in file.near):
+    if not file.program.distributed or "DistributedDataParallel" not in "".join(one.text for one in file.program.files):
         return
     for node in file.nodes:
         if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div):

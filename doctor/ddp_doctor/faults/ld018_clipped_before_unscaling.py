@@ -47,8 +47,7 @@ def read(file: SourceFile) -> Iterator[Likely]:
             continue
         # Under a condition of its own, it may belong to full precision.
         tests = [one.test for one in file.above(clip) if isinstance(one, ast.If) and not file.contains(one, scales[0])]
-        calls = {name for call in file.called("clip_grad_norm_", within=scope) for name in file.definitions.get("", ())}
-        if not calls and not any(_PRECISION.search(ast.unparse(test)) for test in tests):
+        if not any(_PRECISION.search(ast.unparse(test)) for test in tests):
             yield Likely(clip, "the gradients are clipped while they are scaled: the function never calls `unscale_`.")
 
 

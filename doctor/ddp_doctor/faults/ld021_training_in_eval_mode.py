@@ -61,7 +61,7 @@ def read(file: SourceFile) -> Iterator[Likely]:
     for call in file.called("eval"):
         model = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) and not call.args else ""
         loops = [loop for loop in file.loops(call) if file.called("backward", within=loop)]
-        if not model or not loops or file.framework:
+        if not model or not loops or file.program.framework:
             continue
         trains = [
             one

@@ -38,7 +38,7 @@ _ON_PURPOSE = re.compile(r"train|augment|corrupt|mc_|bayes|uncertain|monte", re.
 
 def read(file: SourceFile) -> Iterator[Likely]:
     """Finds functional dropout in a module that does not say whether it trains: it is then always active."""
-    if file.near_mentions("backward(") and not file.near_mentions("eval(", "no_grad", "inference_mode"):
+    if file.program.mentions("backward(") and not file.program.mentions("eval(", "no_grad", "inference_mode"):
         # The whole program is read, and has no evaluation.
         return
     for call in file.called("dropout", "dropout1d", "dropout2d", "dropout3d"):

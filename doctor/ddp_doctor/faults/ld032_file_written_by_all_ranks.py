@@ -38,7 +38,7 @@ _OWN_PATH = re.compile(r"rank|process_index|getpid|gpu|uuid|tempfile|tmp|BytesIO
 
 def read(file: SourceFile) -> Iterator[Likely]:
     """Finds checkpoints that every rank writes to one path, and process groups that nobody destroys."""
-    if not file.distributed:
+    if not file.program.distributed:
         return
     saves = {call: _path(call) for call in file.called("save") if file.name(call.func) == "torch.save"}
     guarded = {ast.unparse(path) for call, path in saves.items() if path and file.rank_guard(call)}
@@ -47,7 +47,7 @@ def read(file: SourceFile) -> Iterator[Likely]:
         if path and not own and _on_every_rank(file, call):
             yield Likely(call, f"every rank writes {ast.unparse(path)}: no condition on the rank is above it.", MEDIUM)
     for call in file.called("init_process_group"):
-        if file.name(call.func).startswith("torch.distributed") and not file.near_mentions("destroy_process_group"):
+        if file.name(call.func).startswith("torch.distributed") and not file.program.mentions("destroy_process_group"):
             yield Likely(call, "the process group is never destroyed.", HINT)
 
 
@@ -78,7 +78,7 @@ def _on_every_rank(file: SourceFile, node: ast.AST, seen: tuple[tuple[SourceFile
         return False
     uses = [
         (other, one)
-        for other in file.near
+        for other in file.program.files
         if scope.name in other.text
         for one in other.nodes
         if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Load) and last(one) == scope.name

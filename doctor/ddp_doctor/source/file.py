@@ -6,7 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
@@ -41,6 +41,47 @@ class Likely:
     precision: str = HIGH
 
 
+class Program:
+    """All files of the programs that a file belongs to: what imports it, and what these import.
+
+    Attributes:
+        files: The files.
+    """
+
+    def __init__(self, files: Sequence[SourceFile]) -> None:
+        self.files = files
+        self._mentioned: dict[str, bool] = {}
+
+    def mentions(self, *words: str) -> bool:
+        """Returns whether a file contains one of these words."""
+        for word in words:
+            if word not in self._mentioned:
+                self._mentioned[word] = any(word in file.text for file in self.files)
+        return any(map(self._mentioned.__getitem__, words))
+
+    @cached_property
+    def framework(self) -> bool:
+        """Whether a framework owns the loop: it wraps, samples, clears and saves."""
+        return any(_FRAMEWORK.search(file.text) for file in self.files)
+
+    @cached_property
+    def distributed(self) -> bool:
+        """Whether the program communicates by means of torch itself."""
+        return any(file.communicates for file in self.files) and not self.framework
+
+    @cached_property
+    def definitions(self) -> dict[str, list[ast.AST]]:
+        """The functions and methods by name."""
+        found: dict[str, list[ast.AST]] = defaultdict(list)
+        todo = [node for file in self.files for node in file.tree.body]
+        while todo:
+            node = todo.pop()
+            if isinstance(node, _FUNCTIONS):
+                found[node.name].append(node)
+            todo += [*getattr(node, "body", ()), *getattr(node, "orelse", ())] if isinstance(node, _OPEN) else []
+        return found
+
+
 @dataclass(eq=False)
 class SourceFile:
     """A file that was parsed.
@@ -49,36 +90,18 @@ class SourceFile:
         path: Where it is.
         text: Its source.
         tree: Its syntax tree.
-        near: The files of all programs that it belongs to, itself included.
+        program: The programs that it belongs to.
     """
 
     path: Path
     text: str
     tree: ast.Module
-    near: Sequence[SourceFile] = ()
-
-    def near_mentions(self, *words: str) -> bool:
-        """Returns whether a file of its programs contains one of these words."""
-        return any(word in file.text for file in self.near for word in words)
+    program: Program = field(default_factory=lambda: Program(()))
 
     @cached_property
     def communicates(self) -> bool:
         """Whether the file itself wraps a model or makes a process group."""
         return bool(_COMMUNICATES.search(self.text))
-
-    @cached_property
-    def _has_framework(self) -> bool:
-        return bool(_FRAMEWORK.search(self.text))
-
-    @property
-    def framework(self) -> bool:
-        """Whether a framework owns the loop of a program: it wraps, samples, clears and saves."""
-        return any(file._has_framework for file in self.near)
-
-    @property
-    def distributed(self) -> bool:
-        """Whether the program communicates by means of torch itself."""
-        return any(file.communicates for file in self.near) and not self.framework
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -182,18 +205,6 @@ class SourceFile:
         values = [value for _, value in self.assigned(node)]
         return {self.name(value.func) for value in values if isinstance(value, ast.Call)}
 
-    @cached_property
-    def definitions(self) -> dict[str, list[ast.AST]]:
-        """The functions and methods by name."""
-        found: dict[str, list[ast.AST]] = defaultdict(list)
-        todo = list[ast.stmt](self.tree.body)
-        while todo:
-            node = todo.pop()
-            if isinstance(node, _FUNCTIONS):
-                found[node.name].append(node)
-            todo += [*getattr(node, "body", ()), *getattr(node, "orelse", ())] if isinstance(node, _OPEN) else []
-        return found
-
     def reached(self, node: ast.AST) -> list[ast.AST]:
         """Returns a node, and the functions of its programs that it may call, recognized by their names."""
         found, names = [node], set[str]()
@@ -201,7 +212,7 @@ class SourceFile:
             for call in (call for call in ast.walk(one) if isinstance(call, ast.Call)):
                 for name in {last(call.func), "__call__"} - names:
                     names.add(name)
-                    found += [function for file in self.near for function in file.definitions.get(name, ())]
+                    found += self.program.definitions.get(name, ())
         return found
 
     def decides_by_rank(self, test: ast.expr) -> bool:

@@ -14,7 +14,7 @@ from ddp_doctor.accepted import accept_comments
 from ddp_doctor.errors import InputError
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import CheckState, Finding, Report, Stage, State, Verdict
-from ddp_doctor.source.file import FRAMEWORK, HIGH, HINT, MEDIUM, Likely, SourceFile
+from ddp_doctor.source.file import FRAMEWORK, HIGH, HINT, MEDIUM, Likely, Program, SourceFile
 
 Reader = Callable[[SourceFile], Iterator[Likely]]
 _VERDICTS = {HIGH: Verdict.FAULT, MEDIUM: Verdict.UNCLEAR, HINT: Verdict.NOTE}
@@ -115,9 +115,12 @@ def _load(paths: Sequence[str]) -> list[SourceFile]:
     for path, others in imports.items():
         for other in others:
             importers.get(other, []).append(path)
+    programs: dict[frozenset[Path], Program] = {}
     for path, file in files.items():
-        programs = _closure([path], importers)
-        file.near = [files[one] for one in _closure(programs, imports) if one in files]
+        paths_near = frozenset(_closure(_closure([path], importers), imports))
+        if paths_near not in programs:
+            programs[paths_near] = Program([files[one] for one in sorted(paths_near) if one in files])
+        file.program = programs[paths_near]
     return list(files.values())
 
 
