@@ -2,6 +2,7 @@
 
 python tests/suite.py             all, which takes more than an hour on two cores
 python tests/suite.py ld013 gan   those whose names contain a word; the results of the others are kept
+python tests/suite.py --show NAME the text of a program
 python tests/suite.py --checks    the table of checks in docs/guide.md only; nothing is examined
 
 On a busy machine, DOCTOR_TIMEOUT gives the runs of an examination more seconds than 60.
@@ -101,6 +102,8 @@ def main(words: list[str]) -> int:
         rows = rows_of_page() | {case.name: _row(result)}
         PAGE.write_text(page_with(rows))
         print(rows[case.name], flush=True)
+        if not result.is_right:
+            print("\n".join([*map(str, result.report.findings), result.report.error, result.report.hang]), flush=True)
     return int(wrong > 0)
 
 
@@ -160,5 +163,7 @@ def write_checks() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--show"]:
+        sys.exit(next((case.text for case in EVERYTHING if case.name == sys.argv[2]), "there is no such program"))
     write_checks()
     sys.exit(0 if sys.argv[1:] == ["--checks"] else main(sys.argv[1:]))

@@ -35,9 +35,10 @@ class Evidence:
         runner: Runs further ones.
         runs: The runs by name: `single` (one process, as the user has it), `ranks` (several ranks, two short epochs
             with their evaluation), `again` (`ranks` repeated, if something differs), `numbers` (the first steps in 64
-            bits), `reference` (one process that was fed from it), `interrupted` and `started again` (a program that is
-            ended after its first checkpoint, and its restart). `numbers later` are the longer epochs that follow
-            `numbers`, of which weights and branches are recorded. Those that were not possible are missing.
+            bits), `reference` (one process that was fed from it, and ends with its last step), `interrupted` and
+            `started again` (a program that is ended after its first checkpoint, and its restart). `numbers later` are
+            the longer epochs that follow `numbers`, of which weights and branches are recorded. Those that were not
+            possible are missing.
         reference: The comparison of `numbers` and `reference`.
         deterministic: Whether two runs gave the same weights; None if that is not known, or follows from the equality
             with one process.

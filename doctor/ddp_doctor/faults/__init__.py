@@ -4,8 +4,8 @@ A check is a module with
     CODE                the code that reports and commands use, such as `LD012`
     TITLE, CAUSE, FIX   texts; TITLE has at most nine words
     WRONG               code that has the fault, a few lines
-    THREADS             `owner/repository#number` or addresses where others reported the fault
-    STRUCTURAL          whether it reads indices, sequences and modes only, which needs no equal numbers
+    THREADS             `owner/repository#number` or addresses where others reported the fault, or the closest one
+    STRUCTURAL          whether it reads indices, sequences and modes only, which needs no comparison with one process
     NEEDS               what must have been observed, or the check is not made (`evidence.requirements`); optional
     EXPLAINS            `gradients` or `weights` if a finding says why these differ, so that LD036 is silent; optional
     check(evidence)     returns its findings; none if all is well
@@ -56,6 +56,7 @@ def describe() -> dict[str, Description]:
         values = {node.targets[0].id: node.value for node in nodes if isinstance(node.targets[0], ast.Name)}
         if missing := [name for name in _FIELDS if name not in values]:
             raise KeyError(f"{path} lacks {', '.join(missing)}")
+        assert len(ast.literal_eval(values["TITLE"]).split()) <= 9, path
         found.append(Description(path.stem, *(ast.literal_eval(values[name]) for name in _FIELDS)))
     return {check.code: check for check in sorted(found, key=lambda check: check.code)}
 

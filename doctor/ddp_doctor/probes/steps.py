@@ -336,7 +336,7 @@ class StepProbe:
 
 @torch.no_grad()
 def _move(parameters: Iterable[torch.Tensor], by: float) -> None:
-    """Moves parameters in a direction that depends on them alone: the ranks, and the holders of a shard, agree on it."""
+    """Moves parameters in a direction that depends on them alone, so that all ranks agree on it."""
     for parameter in parameters:
         parameter.add_(by * torch.cos(1e4 * parameter))
 

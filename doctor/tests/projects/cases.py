@@ -8,7 +8,7 @@ it occurs. Other changes are written as those of a diff: lines with `-` are text
 it, and those with a space stay, with what is added before or after them. Lines with `+` alone stand before the last
 function or class. Changes before the first `##` are those of all programs below the start. `## NAME < OTHER` changes
 another program of the table. A line of the old text that ends with `...` stands for itself and the block below it, and
-`FIRST ... LAST` for all that is between them.
+`FIRST ... LAST` for all that is between them. Each change is made to what those above it have left.
 """
 
 from __future__ import annotations
