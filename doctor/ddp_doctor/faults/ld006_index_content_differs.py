@@ -45,7 +45,8 @@ _ROUNDING, _SAME = 1e-5, 1e-3
 
 def read(file: SourceFile) -> Iterator[Likely]:
     """Finds numbers that follow the order of a set."""
-    for call in file.called("enumerate") if file.program.distributed or file.program.framework else ():
+    ranks = file.program.distributed or file.program.framework
+    for call in file.called("enumerate") if ranks and "set(" in file.text else ():
         source = call.args[0] if call.args else call
         known = [value for _, value in file.assigned(source)]
         values = known if isinstance(source, ast.Name | ast.Attribute) else [source]

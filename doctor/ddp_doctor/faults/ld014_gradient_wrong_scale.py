@@ -48,7 +48,7 @@ def read(file: SourceFile) -> Iterator[Likely]:
     """Finds a loss that is divided by the number of ranks before its backward pass."""
     if not file.program.distributed or "DistributedDataParallel" not in "".join(one.text for one in file.program.files):
         return
-    for node in file.nodes:
+    for node in file.nodes if file.called("backward") else ():
         if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div):
             by = node.right if isinstance(node, ast.BinOp) else node.value
             if _RANKS.fullmatch(ast.unparse(by)) and _is_backed(file, node):

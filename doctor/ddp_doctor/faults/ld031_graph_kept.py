@@ -36,6 +36,8 @@ _LONGER = 3
 def read(file: SourceFile) -> Iterator[Likely]:
     """Finds a sum over steps of the very tensor that `backward()` is called on."""
     backwards = file.called("backward")
+    if not backwards:
+        return
     for node in (node for node in file.nodes if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)):
         value = node.value
         while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult | ast.Div):

@@ -157,7 +157,7 @@ class SourceFile:
 
     def called(self, *names: str, within: ast.AST | None = None) -> list[ast.Call]:
         """Returns the calls of functions whose last names are these, in the order of the text."""
-        found = [call for name in names if name in self.text for call in self._calls.get(name, ())]
+        found = [call for name in names if f"{name}(" in self.text for call in self._calls.get(name, ())]
         return sorted((call for call in found if within is None or self.contains(within, call)), key=_position)
 
     def name(self, node: ast.AST) -> str:

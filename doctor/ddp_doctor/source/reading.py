@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import time
 import warnings
@@ -35,13 +36,18 @@ def read(paths: Sequence[str]) -> Report:
         InputError: There is no such path, or a file that is named cannot be parsed.
     """
     begun = time.monotonic()
-    files = _load(paths)
-    findings = [
-        Finding(code, _VERDICTS[likely.precision], f"Likely: {likely.message}", place=_place(file, likely.node))
-        for file in files
-        for code, reader in readers().items()
-        for likely in reader(file)
-    ]
+    # Its searches take longer than to parse the files.
+    gc.disable()
+    try:
+        files = _load(paths)
+        findings = [
+            Finding(code, _VERDICTS[likely.precision], f"Likely: {likely.message}", place=_place(file, likely.node))
+            for file in files
+            for code, reader in readers().items()
+            for likely in reader(file)
+        ]
+    finally:
+        gc.enable()
     order = list(Verdict)
     findings.sort(key=lambda finding: (order.index(finding.verdict), finding.place))
     seconds = time.monotonic() - begun
@@ -149,7 +155,12 @@ def _parsed(path: Path, *, needed: bool) -> SourceFile | None:
 def _imports(file: SourceFile) -> Iterator[Path]:
     """Yields the files of the project that a file imports."""
     folders = _folders(file.path.parent)
-    for node in file.nodes:
+    # Only statements: most files are asked for nothing else.
+    todo: list[ast.AST] = [file.tree]
+    for node in todo:
+        for name in ("body", "orelse", "finalbody", "handlers"):
+            part = getattr(node, name, None)
+            todo += part if isinstance(part, list) else []
         if isinstance(node, ast.Import):
             names = [name.name for name in node.names if not FRAMEWORK.fullmatch(name.name.partition(".")[0])]
             yield from (found for name in names for found in _module(folders, name.split(".")))
