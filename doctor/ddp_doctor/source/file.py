@@ -62,7 +62,7 @@ class Program:
     @cached_property
     def framework(self) -> bool:
         """Whether a framework owns the loop: it wraps, samples, clears and saves."""
-        return any(_FRAMEWORK.search(file.text) for file in self.files)
+        return any(file.has_framework for file in self.files)
 
     @cached_property
     def distributed(self) -> bool:
@@ -102,6 +102,11 @@ class SourceFile:
     def communicates(self) -> bool:
         """Whether the file itself wraps a model or makes a process group."""
         return bool(_COMMUNICATES.search(self.text))
+
+    @cached_property
+    def has_framework(self) -> bool:
+        """Whether the file itself imports a framework that owns the loop."""
+        return bool(_FRAMEWORK.search(self.text))
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -285,8 +290,8 @@ FRAMEWORK = re.compile(
     "|colossalai|horovod|fairscale|fairseq|megatron|skorch|detectron2"
 )
 _FRAMEWORK = re.compile(
-    rf"^\s*(from|import)\s+({FRAMEWORK.pattern}|ray\.train)\b"
-    r"|^\s*from\s+transformers\b[^\n]*\bTrainer\b|\bTrainingArguments\(",
+    rf"^[ \t]*(from|import)\s+({FRAMEWORK.pattern}|ray\.train)\b"
+    r"|^[ \t]*from\s+transformers\b[^\n]*\bTrainer\b|\bTrainingArguments\(",
     re.MULTILINE,
 )
 

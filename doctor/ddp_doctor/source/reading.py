@@ -106,22 +106,23 @@ def _place(file: SourceFile, node: ast.expr | ast.stmt) -> str:
 
 def _load(paths: Sequence[str]) -> list[SourceFile]:
     """Returns the files of paths, and those that they import from the same project."""
-    todo = [path.resolve() for name in paths for path in _python_files(Path(name))]
-    named = {Path(name).resolve() for name in paths}
-    files: dict[Path, SourceFile] = {}
-    imports: dict[Path, list[Path]] = {}
+    # Texts, which are compared faster than paths.
+    todo = [str(path.resolve()) for name in paths for path in _python_files(Path(name))]
+    named = {str(Path(name).resolve()) for name in paths}
+    files: dict[str, SourceFile] = {}
+    imports: dict[str, list[str]] = {}
     for path in todo:
         if path not in imports:
             imports[path] = []
-            if file := _parsed(path, needed=path in named):
+            if file := _parsed(Path(path), needed=path in named):
                 files[path] = file
                 imports[path] = [*_imports(file)]
                 todo += imports[path]
-    importers: dict[Path, list[Path]] = {path: [] for path in files}
+    importers: dict[str, list[str]] = {path: [] for path in files}
     for path, others in imports.items():
         for other in others:
             importers.get(other, []).append(path)
-    programs: dict[frozenset[Path], Program] = {}
+    programs: dict[frozenset[str], Program] = {}
     for path, file in files.items():
         paths_near = frozenset(_closure(_closure([path], importers), imports))
         if paths_near not in programs:
@@ -152,7 +153,7 @@ def _parsed(path: Path, *, needed: bool) -> SourceFile | None:
         return None
 
 
-def _imports(file: SourceFile) -> Iterator[Path]:
+def _imports(file: SourceFile) -> Iterator[str]:
     """Yields the files of the project that a file imports."""
     folders = _folders(file.path.parent)
     # Only statements: most files are asked for nothing else.
@@ -182,19 +183,19 @@ def _folders(folder: Path) -> tuple[str, ...]:
     return tuple(map(str, (*above[: root + 1], above[root] / "src")))
 
 
-def _module(folders: Iterable[str], parts: Sequence[str]) -> Iterator[Path]:
+def _module(folders: Iterable[str], parts: Sequence[str]) -> Iterator[str]:
     for folder in folders:
         base = "/".join((folder, *parts))
         for path in (f"{base}.py", f"{base}/__init__.py"):
             if _is_file(path):
-                yield Path(path)
+                yield path
                 return
 
 
 _is_file = cache(os.path.isfile)
 
 
-def _closure(paths: Iterable[Path], edges: dict[Path, list[Path]]) -> list[Path]:
+def _closure(paths: Iterable[str], edges: dict[str, list[str]]) -> list[str]:
     found = dict.fromkeys(paths)
     todo = list(found)
     for path in todo:
