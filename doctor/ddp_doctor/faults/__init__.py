@@ -9,6 +9,7 @@ A check is a module with
     NEEDS               what must have been observed, or the check is not made (`evidence.requirements`); optional
     EXPLAINS            `gradients` or `weights` if a finding says why these differ, so that LD036 is silent; optional
     check(evidence)     returns its findings; none if all is well
+    read(file)          yields what looks like the fault in a `source.file.SourceFile`; optional
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ STRUCTURAL = True
 NEEDS = (evaluation,)
 
 
-_ON_PURPOSE = re.compile(r"train|augment|corrupt|mc_|bayes|uncertain|monte", re.IGNORECASE)
+_ON_PURPOSE = re.compile(r"train|augment|corrupt|prenet|mc_|bayes|uncertain|monte", re.IGNORECASE)
 
 
 def read(file: SourceFile) -> Iterator[Likely]:
