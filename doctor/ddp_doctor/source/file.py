@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -89,14 +90,21 @@ class SourceFile:
     Attributes:
         path: Where it is.
         text: Its source.
-        tree: Its syntax tree.
         program: The programs that it belongs to.
     """
 
     path: Path
     text: str
-    tree: ast.Module
     program: Program = field(default_factory=lambda: Program(()))
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree, which most files of a project are never asked for; empty if it cannot be parsed."""
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                return ast.parse(self.text)
+        except (SyntaxError, ValueError, RecursionError):
+            return ast.Module([], [])
 
     @cached_property
     def communicates(self) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import gc
 import os
+import re
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,9 @@ from ddp_doctor.source.file import FRAMEWORK, HIGH, HINT, MEDIUM, Likely, Progra
 
 Reader = Callable[[SourceFile], Iterator[Likely]]
 _VERDICTS = {HIGH: Verdict.FAULT, MEDIUM: Verdict.UNCLEAR, HINT: Verdict.NOTE}
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#(]+)|import[ \t]+([\w., \t]+))", re.MULTILINE
+)
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
 _FOREIGN = {"site-packages", "node_modules", "__pycache__", "build", "dist", "venv", "env"}
 
@@ -114,7 +117,7 @@ def _load(paths: Sequence[str]) -> list[SourceFile]:
     for path in todo:
         if path not in imports:
             imports[path] = []
-            if file := _parsed(Path(path), needed=path in named):
+            if file := _opened(Path(path), named=path in named):
                 files[path] = file
                 imports[path] = [*_imports(file)]
                 todo += imports[path]
@@ -142,37 +145,33 @@ def _python_files(path: Path) -> Iterable[Path]:
         raise InputError(f"There is no file or folder {path}.")
 
 
-def _parsed(path: Path, *, needed: bool) -> SourceFile | None:
+def _opened(path: Path, *, named: bool) -> SourceFile | None:
     try:
-        text = path.read_text(encoding="utf-8")
-        with warnings.catch_warnings(action="ignore"):
-            return SourceFile(path, text, ast.parse(text))
+        file = SourceFile(path, path.read_text(encoding="utf-8"))
+        if named:
+            ast.parse(file.text)
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
-        if needed:
+        if named:
             raise InputError(f"{path} cannot be read: {error}") from error
         return None
+    return file
 
 
 def _imports(file: SourceFile) -> Iterator[str]:
-    """Yields the files of the project that a file imports."""
+    """Yields the files of the project that a file imports, which its text shows before it is parsed."""
     folders = _folders(file.path.parent)
-    # Only statements: most files are asked for nothing else.
-    todo: list[ast.AST] = [file.tree]
-    for node in todo:
-        for name in ("body", "orelse", "finalbody", "handlers"):
-            part = getattr(node, name, None)
-            todo += part if isinstance(part, list) else []
-        if isinstance(node, ast.Import):
-            names = [name.name for name in node.names if not FRAMEWORK.fullmatch(name.name.partition(".")[0])]
-            yield from (found for name in names for found in _module(folders, name.split(".")))
-        elif isinstance(node, ast.ImportFrom):
-            parts = node.module.split(".") if node.module else []
-            if parts and not node.level and FRAMEWORK.fullmatch(parts[0]):
-                # The source of a framework may be part of its project.
-                continue
-            where = [str(file.path.parents[node.level - 1])] if 0 < node.level <= len(file.path.parents) else folders
+    for dots, module, names, modules in _IMPORT.findall(file.text):
+        for name in modules.split(",") if modules else ():
+            parts = name.split()[:1]
+            if parts and not FRAMEWORK.fullmatch(parts[0].partition(".")[0]):
+                yield from _module(folders, parts[0].split("."))
+        # The source of a framework may be part of its project.
+        if names and not (not dots and FRAMEWORK.fullmatch(module.partition(".")[0])):
+            parts = module.split(".") if module else []
+            where = [str(file.path.parents[len(dots) - 1])] if 0 < len(dots) <= len(file.path.parents) else folders
             yield from _module(where, parts) if parts else ()
-            yield from (found for name in node.names for found in _module(where, [*parts, name.name]))
+            for name in re.findall(r"(?:^|[,(\n])\s*(\w+)", names):
+                yield from _module(where, [*parts, name])
 
 
 @cache
