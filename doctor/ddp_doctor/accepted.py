@@ -61,7 +61,7 @@ def _statement(tree: ast.Module, line: int) -> range:
 def baseline_text(report: Report) -> str:
     """Returns a baseline with all findings of a report, accepted ones by a baseline included."""
     findings = [*report.findings, *(one.finding for one in report.accepted if one.by == "baseline")]
-    rows = {_key(finding): finding.message for finding in findings}
+    rows = {key_of(finding): finding.message for finding in findings}
     found = [
         {"code": code, "file": path, "function": function, "message": message}
         for (code, path, function), message in sorted(rows.items())
@@ -87,13 +87,14 @@ def read_baseline(path: str) -> set[tuple[str, str, str]]:
 
 
 def accept_baseline(report: Report, path: str) -> Report:
-    """Moves the findings that a baseline holds. A line may move: the code, the file and the function count."""
+    """Moves the findings that a baseline holds."""
     known = read_baseline(path)
-    rest = [finding for finding in report.findings if _key(finding) not in known]
-    accepted = [Accepted(finding, "baseline", path) for finding in report.findings if _key(finding) in known]
+    rest = [finding for finding in report.findings if key_of(finding) not in known]
+    accepted = [Accepted(finding, "baseline", path) for finding in report.findings if key_of(finding) in known]
     return replace(report, findings=rest, accepted=[*report.accepted, *accepted])
 
 
-def _key(finding: Finding) -> tuple[str, str, str]:
+def key_of(finding: Finding) -> tuple[str, str, str]:
+    """Returns what identifies a finding in another version of the code: a line may move."""
     place = place_of(finding)
     return finding.code, place.path if place else "", place.function if place else ""

@@ -15,7 +15,7 @@ from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import Report
 from ddp_doctor.flags import check_request, parse
-from ddp_doctor.output.formats import formatted
+from ddp_doctor.output.formats import formatted, read_report
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.processes import recorded_signals
 from ddp_doctor.source.reading import read
@@ -56,9 +56,11 @@ def _run(request: argparse.Namespace) -> int:
         print_text(explain(request.explain))
         return 0
     check_request(request)
+    # --json may write to the same file.
+    before = read_report(request.before) if request.before else None
     if request.read:
         # It answers without an import of torch.
-        return _finish(read(request.read), request)
+        return _finish(read(request.read), request, before)
     what = request.target or request.config or shlex.join(request.command)
     # The output of a format is for a program.
     stream = sys.stdout if request.format == "text" else sys.stderr
@@ -70,17 +72,17 @@ def _run(request: argparse.Namespace) -> int:
     report = examine(
         request.target, request.data, on_stage=lambda name: print_text(f"stage: {name}", stream), **options
     )
-    return _finish(report, request)
+    return _finish(report, request, before)
 
 
-def _finish(report: Report, request: argparse.Namespace) -> int:
+def _finish(report: Report, request: argparse.Namespace, before: Report | None) -> int:
     """Writes and prints a report, and returns the exit code."""
     try:
         report = _written(report, request)
     except OSError as error:
         raise InputError(f"The report cannot be written: {error}.") from error
     finally:
-        print_text(formatted(report, request.format, verbose=request.verbose))
+        print_text(formatted(report, request.format, verbose=request.verbose, before=before))
     return report.exit_code
 
 

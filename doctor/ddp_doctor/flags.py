@@ -33,7 +33,7 @@ exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on
 rank hung or was lost"""
 _SECTION = "ddp-doctor"
 # What is said for one examination only.
-_NOT_SETTINGS = {"target", "read", "args", "explain", "write-baseline"}
+_NOT_SETTINGS = {"target", "read", "args", "explain", "write-baseline", "before"}
 # Files are relative to pyproject.toml.
 _FILES = {"config", "json", "html", "baseline"}
 
@@ -83,8 +83,13 @@ def _parser() -> Parser:
     gpus = "emulate GPUs on the CPU, or never do (default: if the code needs a GPU and the machine has none)"
     add("--gpu-as-cpu", action=argparse.BooleanOptionalAction, default=None, help=gpus)
     add = parser.add_argument_group("the report").add_argument
-    form = "what is printed: text, json, sarif, github (annotations of a workflow) or junit (default: text)"
+    form = (
+        "what is printed: text (the default), json, sarif, github (annotations of a workflow), junit, or markdown (a "
+        "comment of a pull request)"
+    )
     add("--format", metavar="NAME", choices=FORMATS, default="text", help=form)
+    before = "a report of --json before a change, with which --format markdown compares"
+    add("--before", metavar="FILE", default="", help=before)
     add("--json", metavar="FILE", default="", help="write the report to a file as JSON")
     add("--html", metavar="FILE", default="", help="write the report to a file as an HTML page")
     add("--verbose", action="store_true", help="list every check with its state and its reason")
@@ -143,6 +148,8 @@ def check_request(request: argparse.Namespace) -> None:
     for file in (place if place.endswith(".py") else "", request.config):
         if file and not Path(file).is_file():
             raise InputError(f"There is no file {file}.")
+    if request.before and request.format != "markdown":
+        raise InputError("--before belongs to --format markdown.")
     _check_script(request.command)
     for name in ("json", "html", "write_baseline"):
         path = getattr(request, name)

@@ -14,7 +14,9 @@ from doctor_support import CHILD_ENV, ROOT, Done
 
 from ddp_doctor.command import main
 from ddp_doctor.faults import describe, load_checks
+from ddp_doctor.findings import Report
 from ddp_doctor.flags import parse
+from ddp_doctor.output.formats import formatted
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 EXAMPLE = ("--", TORCHRUN, "--standalone", "--nproc-per-node", "2", str(ROOT / "examples" / "train.py"))
@@ -38,6 +40,8 @@ REJECTED = [
     ("--data a:b -- x", "--data"),
     ("a:b --html .", "--html"),
     ("a:b --json missing/report.json", "--json"),
+    ("a:b --format markdown --before broken.py", "--before broken.py is no report of --json"),
+    ("a:b --before report.json", "--before belongs to --format markdown"),
     ("missing_module:main", "no module missing_module"),
     ("missing.py:main", "no file missing.py"),
     ("-- missing-command", "no command missing-command"),
@@ -49,6 +53,7 @@ REJECTED = [
 
 @pytest.mark.parametrize(("words", "said"), REJECTED)
 def test_a_wrong_request_is_rejected_in_one_line(doctor: Doctor, words: str, said: str) -> None:
+    Path("report.json").write_text(formatted(Report("a:b", 2), "json"))
     Path("broken.py").write_text("import torch\n\ndef main(:\n")
     Path("options.py").write_text("import argparse\nargparse.ArgumentParser(exit_on_error=True).parse_args(['-x'])\n")
     done = doctor(*words.split())

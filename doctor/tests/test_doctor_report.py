@@ -1,4 +1,4 @@
-"""The report in each of its forms: text, JSON, SARIF, GitHub's annotations, JUnit and the page."""
+"""The report in each of its forms: text, JSON, SARIF, GitHub's annotations and comments, JUnit and the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from example_report import FAULT, example, hostile
 import ddp_doctor
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import REASONS, Comparison, Finding, Report, State, Verdict
-from ddp_doctor.output.formats import FORMATS, formatted
+from ddp_doctor.output.formats import FORMATS, formatted, read_report
 from ddp_doctor.output.page import curve_of, page_of
 from ddp_doctor.output.terminal import print_text, report_text
 
@@ -148,3 +148,58 @@ def test_the_checks_are_cases_of_junit() -> None:
     failed = [case for case in suite if case.find("failure") is not None]
     assert [(case.get("file"), case.get("line")) for case in failed] == [("mine.py", "41")]
     assert "not reached: The program does not predict." in [one.get("message") for one in suite.iter("skipped")]
+
+
+GONE = [replace(FAULT, code=code, place="old.py:7 in main") for code in ("LD017", "LD014")]
+MENTION = replace(FAULT, message="@you and #1: <b> *x* [a](b) `c*` ``d`", tensor="__init__", place="")
+MANY = [replace(FAULT, code=code) for code in describe()]
+
+
+@pytest.mark.parametrize(
+    ("report", "before", "lines"),
+    [
+        (
+            example(),
+            None,
+            [
+                "### ddp-doctor: 1 fault found.",
+                r"- ✗ **LD012 Batch norm depends on the number of ranks** at mine.py:41 in training\_step (fault)",
+                "  The outputs of net.bn1 differ; with synchronized batch norm the difference falls to 1.1e-15; step 0"
+                "; net.bn1; 2.4e-02 of the update",
+                f"  Fix: {describe()['LD012'].short_fix}",
+                "- LD014, LD015: The loss is not finite.",
+                "- not reached: LD030",
+            ],
+        ),
+        (
+            example(),
+            example(FAULT, *GONE, Finding("LD008", Verdict.FAULT, "Equal.", place="mine.py:9 in f")),
+            [
+                "(fault, before: fault)",
+                "(unclear, before: not found)",
+                "**Before:** 4 faults found. mine:Lit on 2 ranks",
+                # LD014 cannot tell.
+                "- ✓ no longer found: **LD017 The schedule depends on the number of ranks** at old.py:7 in main: The",
+                "- ? not examined now: **LD014 ",
+                "- · accepted now: **LD008 ",
+            ],
+        ),
+        (Report("a.py", 0), None, ["### ddp-doctor: No fault found.", "a.py was read;", "only read, not run"]),
+        (
+            example(MENTION),
+            None,
+            [r"  `@you` and `#1`: \<b\> \*x\* \[a\](b) `c*` \`\`d\`; with ", r"; step 0; \_\_init\_\_; 2.4e-02"],
+        ),
+        (example(*MANY, error="@you\n" * 99), example(*GONE * 9), ["\n\n    @you\n", f"- and {len(MANY) - 2} more"]),
+    ],
+)
+def test_a_comment_has_the_evidence_and_what_became_of_the_findings_before(
+    report: Report, before: Report | None, lines: list[str]
+) -> None:
+    if before:
+        Path("before.json").write_text(formatted(before, "json"))
+        before = read_report("before.json")
+    text = formatted(report, "markdown", before=before)
+    assert len(text.splitlines()) <= 30
+    assert sorted(lines, key=text.find) == lines, text
+    assert all(line in text for line in lines), text

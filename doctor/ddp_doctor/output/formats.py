@@ -1,32 +1,61 @@
-"""The report for other programs: JSON, SARIF, GitHub's annotations, JUnit. Imports no torch."""
+"""The report for others: JSON, SARIF, GitHub's annotations and comments, JUnit. Imports no torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import PurePosixPath
+import re
+from pathlib import Path, PurePosixPath
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from ddp_doctor.accepted import key_of
+from ddp_doctor.errors import InputError
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import Finding, Report, State, Verdict
-from ddp_doctor.output.terminal import counts, headline, outputs, plain, report_text, safe, title_of, told
+from ddp_doctor.output.terminal import (
+    MARKS,
+    by_reason,
+    counts,
+    examined,
+    facts,
+    headline,
+    outputs,
+    plain,
+    remarks,
+    report_text,
+    safe,
+    title_of,
+    told,
+)
 from ddp_doctor.places import shown_place
 from ddp_doctor.versions import VERSION
 
-FORMATS = ("text", "json", "sarif", "github", "junit")
+FORMATS = ("text", "json", "sarif", "github", "junit", "markdown")
 _LEVELS = {Verdict.FAULT: "error", Verdict.DEPENDS: "warning", Verdict.UNCLEAR: "warning", Verdict.NOTE: "note"}
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_LONGEST_COMMENT = 30
+# Code, which stays; what GitHub links, mentions of people and numbers of issues; and what Markdown would format.
+_MARKUP = re.compile(r"(?P<code>(?<!`)`[^`]+`(?!`))|(?P<link>[@#][\w-]*)|[\\`*_\[\]<>~|$&!]|^[-+=]")
 
 
-def formatted(report: Report, form: str, *, verbose: bool = False) -> str:
-    """Returns the report in one of `FORMATS`."""
+def formatted(report: Report, form: str, *, verbose: bool = False, before: Report | None = None) -> str:
+    """Returns the report in one of `FORMATS`.
+
+    Args:
+        report: The report.
+        form: The format.
+        verbose: Whether `text` lists every check.
+        before: The report before a change, with which `markdown` compares.
+    """
     if form == "json":
         return json.dumps(report.to_json(), indent=2)
     if form == "sarif":
         return json.dumps(_sarif(report), indent=2)
     if form == "github":
         return _annotations(report)
+    if form == "markdown":
+        return _comment(report, before)
     return _junit(report) if form == "junit" else report_text(report, verbose=verbose)
 
 
@@ -122,3 +151,79 @@ def _junit(report: Report) -> str:
     suite.set("tests", str(len(suite)))
     ET.indent(suite)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(suite, encoding="unicode")
+
+
+def read_report(path: str) -> Report:
+    """Returns the target, the findings and the errors of a report that `--json` wrote.
+
+    Raises:
+        InputError: It is no report.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != 2:
+            raise ValueError(f"its format is {content['format']!r}, but 2 is known")
+        findings = [Finding(**{**row, "verdict": Verdict(row["verdict"])}) for row in content["findings"]]
+        return Report(content["target"], content["devices"], findings, error=content["error"], hang=content["hang"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"--before {path} is no report of --json: {type(error).__name__}: {error}") from error
+
+
+def _comment(report: Report, before: Report | None) -> str:
+    """Returns the report as a comment of a pull request."""
+    head = [f"### ddp-doctor: {_escaped(headline(report))}", "", f"{_escaped(examined(report))}; {counts(report)}"]
+    error = "\n".join(outputs(report).values()).splitlines()[-5:]
+    head += ["", *(f"    {line}" for line in error)] if error else []
+    tail = []
+    known = {key_of(finding): finding.verdict for finding in before.findings} if before else {}
+    if before:
+        now = {key_of(finding) for finding in report.findings}
+        gone = [_gone(finding, report) for finding in before.findings if key_of(finding) not in now]
+        tail += ["", f"**Before:** {_escaped(headline(before))} {_escaped(examined(before))}", *_first(gone, 3)]
+    left = [f"- {', '.join(codes)}: {_escaped(why)}" for why, codes in by_reason(report, State.CANNOT_TELL).items()]
+    for state in (State.NOT_APPLICABLE, State.NOT_REACHED):
+        if checks := report.ended(state):
+            left.append(f"- {state.value}: {', '.join(check.code for check in checks)}")
+    limits = " ".join(remarks(report)) if report.devices else "The program was only read, not run."
+    tail += ["", "**Not examined:**", *_first(left, 3), f"- {_escaped(limits)}"]
+    rows = []
+    for finding in report.findings:
+        since = known.get(key_of(finding))
+        told_before = f", before: {since.value if since else 'not found'}" if before else ""
+        title = f"- {MARKS[finding.verdict]} {_named(finding)} ({finding.verdict.value}{told_before})"
+        rows.append(f"{title}\n  {_evidence(finding)}\n  Fix: {describe()[finding.code].short_fix}")
+    room = _LONGEST_COMMENT - len(head) - len(tail) - 1
+    return "\n".join([*head, *([""] if rows else []), *_first(rows, (room - 1) // 3), *tail])
+
+
+def _gone(finding: Finding, report: Report) -> str:
+    """Returns what became of a finding that is no longer there: only a check that was made tells."""
+    if key_of(finding) in {key_of(one.finding) for one in report.accepted}:
+        now = "· accepted now"
+    else:
+        made = finding.code in {check.code for check in report.ended(State.MADE)}
+        now = "✓ no longer found" if made else "? not examined now"
+    return f"- {now}: {_named(finding)}: {_evidence(finding)}"
+
+
+def _named(finding: Finding) -> str:
+    place = f" at {_escaped(finding.place)}" if finding.place else ""
+    return f"**{_escaped(title_of(finding))}**{place}"
+
+
+def _evidence(finding: Finding) -> str:
+    parts = (finding.message.strip().rstrip("."), finding.proof, facts(finding))
+    return _escaped("; ".join(part for part in parts if part))
+
+
+def _first(rows: list[str], most: int) -> list[str]:
+    return [*rows[:most], *([f"- and {len(rows) - most} more"] if len(rows) > most else [])]
+
+
+def _escaped(text: str) -> str:
+    """Returns a text on one line that GitHub shows as it is."""
+
+    def shown(found: re.Match[str]) -> str:
+        return found[0] if found["code"] else f"`{found[0]}`" if found["link"] else f"\\{found[0]}"
+
+    return _MARKUP.sub(shown, plain(text))

@@ -13,7 +13,7 @@ from typing import TextIO
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import DEFECT, Comparison, Finding, Report, State, Verdict
 
-_MARKS = {Verdict.FAULT: "✗", Verdict.DEPENDS: "≈", Verdict.UNCLEAR: "?", Verdict.NOTE: "·"}
+MARKS = {Verdict.FAULT: "✗", Verdict.DEPENDS: "≈", Verdict.UNCLEAR: "?", Verdict.NOTE: "·"}
 # Bold red, yellow, and cyan, by the mark at the beginning of a line.
 _STYLES = {"✗ LD": "1;31", "≈ LD": "33", "? LD": "36"}
 _MEANINGS = {
@@ -66,11 +66,9 @@ def report_text(report: Report, *, verbose: bool = False) -> str:
     """
     if not report.devices:
         return _reading_text(report)
-    compared = ", compared with one process" if report.comparison and report.comparison.made else ""
-    where = f"{plain(report.target)} on {report.devices} ranks{compared}"
-    blocks = ["", _wrapped([headline(report), where, counts(report)])]
+    blocks = ["", _wrapped([headline(report), examined(report), counts(report)])]
     for finding in report.findings:
-        title = f"{_MARKS[finding.verdict]} {title_of(finding)} ({finding.verdict.value})"
+        title = f"{MARKS[finding.verdict]} {title_of(finding)} ({finding.verdict.value})"
         blocks += ["", _wrapped([title]), _wrapped(told(finding), "  ")]
     for title, text in outputs(report).items():
         blocks += ["", f"{title}:", textwrap.indent(text, "  ")]
@@ -103,6 +101,13 @@ def _wrapped(texts: Iterable[str], indent: str = "") -> str:
     return "\n".join(
         textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent or "  ") for text in texts
     )
+
+
+def examined(report: Report) -> str:
+    """Returns what was examined, and how."""
+    compared = ", compared with one process" if report.comparison and report.comparison.made else ""
+    how = f"on {report.devices} ranks{compared}" if report.devices else "was read"
+    return f"{plain(report.target)} {how}"
 
 
 def headline(report: Report) -> str:
