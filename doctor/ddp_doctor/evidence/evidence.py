@@ -189,8 +189,4 @@ def _why_not_joined(ranks: Run) -> str:
         return "the samples come from no DataLoader of torch"
     for hidden in (event["hidden"] for record in ranks.ranks for event in record.of_kind("drew") if event["hidden"]):
         return f"the training step draws random numbers of {hidden}, which cannot be given to one process"
-    for name in (name for name in ranks.ranks[0].tensors if name.startswith("batch/")):
-        parts = ranks.tensors(name)
-        if any(part.ndim and part.shape[1:] != parts[0].shape[1:] for part in parts):
-            return "the batches of the ranks have other shapes, as after padding to the longest sample"
     return ""

@@ -6,6 +6,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -47,7 +48,7 @@ class ShortEpoch(Iterator[Any]):
         self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
         self.first_steps = 0
         self.indices = LoaderIndices(iterator)
-        self.dataset = loader.dataset
+        self.dataset, self.collate = loader.dataset, loader.collate_fn if loader.batch_sampler else None
         probe.own.find()
         self.template: Any = None
         # Backward passes before its first batch.
@@ -106,9 +107,8 @@ class ShortEpoch(Iterator[Any]):
                 raise
             batch = self.template
         if probe.feed and feeds:
-            batch = probe.feed.batch(batch, self.loader, self.iteration, self.yielded)
-        if probe.spec.double:
-            batch = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch)
+            batch = probe.feed.batch(batch, self.loader, self.iteration, self.yielded, self._collated)
+        batch = _double(batch, probe.spec)
         if probe.micro and self.event["gradients"]:
             batch = probe.micro.loaded(self.loader, batch)
         batch = probe.samples.perturbed(batch, self.loader)
@@ -121,6 +121,12 @@ class ShortEpoch(Iterator[Any]):
             probe.first_batch()
         probe.draws.enter(event, batch)
         return batch
+
+    def _collated(self, indices: list[int]) -> Any:
+        """Returns a batch with these indices of the data set; None if the loader makes none of indices."""
+        if self.collate is None or self.indices.is_iterable:
+            return None
+        return _double(self.collate([self.dataset[index] for index in indices]), self.probe.spec)
 
     def _see_training(self) -> None:
         probe = self.probe
@@ -204,9 +210,13 @@ class ShortEpoch(Iterator[Any]):
             if trains:
                 event["graph_nodes"] = graph_nodes()
         if trains and probe.spec.purpose == "numbers" and probe.feed is None and not probe.ending:
+            name = f"{self.loader}/{self.iteration}/{self.yielded}"
             for place, leaf in enumerate(leaves):
                 if isinstance(leaf, torch.Tensor):
-                    recorder.keep(f"batch/{self.loader}/{self.iteration}/{self.yielded}/{place}", leaf)
+                    recorder.keep(f"batch/{name}/{place}", leaf)
+            with suppress(TypeError, ValueError, RuntimeError):
+                # An index may be anything.
+                recorder.keep(f"indices/{name}", torch.tensor(self.indices.of_batch(self.yielded), dtype=torch.long))
         return recorder.add("batch", **event)
 
     def _stop(self) -> None:
@@ -243,6 +253,11 @@ class ShortEpoch(Iterator[Any]):
         spec = self.probe.spec
         later = self.probe.training_epochs > self.probe.epochs or self.iteration >= self.probe.epochs
         return (later or spec.purpose == "numbers") and (self.event["samples"] or 0) > _LARGE
+
+
+def _double(batch: Any, spec: Spec) -> Any:
+    """Returns a batch with its fractions in 64 bits, if everything is computed in these."""
+    return tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch) if spec.double else batch
 
 
 # A program that has more epochs than are wanted is ended after so many of them, or so many seconds.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from ddp_doctor.probes.draws import Draw
 from ddp_doctor.probes.generators import global_states, set_global_states
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.records.recorder import Recorder
-from ddp_doctor.torch_internals import in_backward, tree_leaves, tree_map
+from ddp_doctor.torch_internals import in_backward, tree_leaves, tree_map, without_modes
 
 
 def _records(folder: Path, world_size: int) -> list[dict[str, Any]]:
@@ -62,15 +63,21 @@ class RankBatches:
         prefix = f"batch/{loader}/{iteration}/{number}/"
         return all(any(name.startswith(prefix) for name in tensors) for tensors in self.tensors)
 
-    def batch(self, template: Any, loader: int, iteration: int, number: int) -> Any:
-        """Returns a batch of the ranks, concatenated.
+    def batch(
+        self, template: Any, loader: int, iteration: int, number: int, collate: Callable[[list[int]], Any]
+    ) -> Any:
+        """Returns a batch of the ranks, concatenated; of other shapes, one that is collated of all their samples.
 
         Args:
             template: A batch of this process, of the same structure.
             loader: Number of the loader.
             iteration: Number of its iteration.
             number: Number of the batch.
+            collate: Returns a batch with some indices of the data set, or None.
         """
+        name = f"{loader}/{iteration}/{number}"
+        if self._have_other_shapes(name) and (found := self._collated(name, collate)) is not None:
+            return found
         places = iter(range(1_000_000))
 
         def join(leaf: Any) -> Any:
@@ -79,8 +86,8 @@ class RankBatches:
                 if not isinstance(leaf, int | float | bool | type(None)):
                     self._fail(f"it contains values of the type {type(leaf).__name__}, not only tensors")
                 return leaf
-            name = f"batch/{loader}/{iteration}/{number}/{place}"
-            parts = [tensors[name] for tensors in self.tensors if name in tensors]
+            key = f"batch/{name}/{place}"
+            parts = [tensors[key] for tensors in self.tensors if key in tensors]
             if len(parts) != len(self.tensors) or any(part.ndim != leaf.ndim for part in parts):
                 self._fail("its structure differs between the ranks and one process")
                 return leaf
@@ -94,6 +101,26 @@ class RankBatches:
             return torch.cat(parts).flip(0) if self.reverse else torch.cat(parts)
 
         return tree_map(join, template)
+
+    def _have_other_shapes(self, name: str) -> bool:
+        """Returns whether the ranks have padded a batch to other lengths, for example."""
+        keys = [key for key in self.tensors[0] if key.startswith(f"batch/{name}/")]
+        shapes = [{tensors[key].shape[1:] for tensors in self.tensors if key in tensors} for key in keys]
+        return any(len(found) > 1 for found in shapes)
+
+    def _collated(self, name: str, collate: Callable[[list[int]], Any]) -> Any:
+        """Returns a batch of the samples of all ranks, if such batches of each rank are those that it had."""
+        indices = [tensors[f"indices/{name}"].tolist() for tensors in self.tensors if f"indices/{name}" in tensors]
+        if len(indices) < len(self.tensors) or not all(indices):
+            return None
+        with without_modes(), suppress(Exception):
+            # What a data set raises is not for the program.
+            for own, tensors in zip(indices, self.tensors, strict=True):
+                for place, leaf in enumerate(tree_leaves(collate(own))):
+                    if isinstance(leaf, torch.Tensor) and not torch.equal(leaf, tensors[f"batch/{name}/{place}"]):
+                        return None
+            return collate([index for own in indices for index in own])
+        return None
 
     def draws(self, loader: int, iteration: int, number: int) -> list[list[Draw]]:
         """Returns the draws of each rank in the step after a batch."""
