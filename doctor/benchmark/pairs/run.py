@@ -1,0 +1,161 @@
+"""Tries the doctor on bugs that projects had, before and after their fix, and writes the table of docs/pairs.md."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import recipes
+import yaml
+
+from ddp_doctor.testing import assert_same_on_ranks
+
+HERE = Path(__file__).parent
+PAGE, RESULTS = HERE.parents[1] / "docs" / "pairs.md", HERE.parents[1] / "build" / "pairs.json"
+BEGIN, END = "<!-- pairs -->\n", "<!-- end of pairs -->\n"
+# Seconds for the code of one commit.
+LIMIT = 120
+
+
+def main() -> int:
+    """Runs the command, and returns 1 if the doctor misjudged a pair."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder of the repositories, as OWNER+NAME or OWNER/NAME")
+    parser.add_argument("names", nargs="*", help="pairs; those that are not held, if there is none")
+    request = parser.parse_args()
+    content = yaml.safe_load((HERE / "pairs.yaml").read_text())
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for pair in content["pairs"]:
+        if pair["name"] in request.names or not (request.names or pair["held"]):
+            results[pair["name"]] = result = examine(pair, request.folder)
+            print(pair["name"], pair["expected"], json.dumps(result, indent=1), flush=True)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    write(content, results)
+    return int(not all(counts(pair, results[pair["name"]]) for pair in content["pairs"] if pair["name"] in results))
+
+
+def examine(pair: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns what the doctor says of both commits of a pair, and the seconds that it took for both."""
+    begun = time.monotonic()
+    found = {}
+    for commit in ("parent", "fix"):
+        with tempfile.TemporaryDirectory() as root:
+            lay_out(git_directory(folder, pair["repository"]), pair[commit], pair["files"], root)
+            if pair["how"] == "read":
+                arguments = ["-m", "ddp_doctor", "--read", *pair["files"], "--format", "json"]
+            else:
+                arguments = [os.fspath(HERE / "run.py"), "--recipe", pair["name"]]
+            found[commit] = in_process(arguments, root)
+    return found | {"seconds": round(time.monotonic() - begun, 1)}
+
+
+def git_directory(folder: Path, repository: str) -> Path:
+    """Returns the git directory of a repository: a clone, a bare one, or either in a folder of the name."""
+    for base in (folder / repository, folder / repository.replace("/", "+")):
+        for path in (base, base / ".git", base / "repo", base / "repo" / ".git"):
+            if (path / "objects").is_dir():
+                return path
+    raise SystemExit(f"There is no git directory of {repository} in {folder}.")
+
+
+def lay_out(git: Path, commit: str, files: list[str], root: str) -> None:
+    """Writes files of a commit into a folder."""
+    archive = subprocess.run(["git", "--git-dir", git, "archive", commit, *files], check=True, capture_output=True)
+    tarfile.open(fileobj=io.BytesIO(archive.stdout)).extractall(root, filter="data")
+
+
+def in_process(arguments: list[str], root: str) -> dict[str, str]:
+    """Returns the codes that a command of Python reports, each with its first sentence, or `error` with a text."""
+    try:
+        command = [sys.executable, *arguments]
+        run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=LIMIT, check=False)
+        report = json.loads(run.stdout.splitlines()[-1] if arguments[0] != "-m" else run.stdout)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer in {LIMIT} seconds"}
+    except (ValueError, IndexError):
+        return {"error": run.stderr.strip()[-600:]}
+    if "findings" in report:
+        # Later findings of a code say the same of another line; a fault comes first.
+        found = reversed([(one["code"], f"{one['verdict']}: {one['message']}") for one in report["findings"]])
+        return dict(found)
+    return report
+
+
+def recipe(name: str) -> None:
+    """Calls the fixture on what a recipe makes from the files in this folder, and prints the codes as JSON."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        assert_same_on_ranks(**getattr(recipes, name.replace("-", "_"))())
+        found = {}
+    except AssertionError as failure:
+        lines = [line.strip() for line in str(failure).splitlines() if line.startswith("LD")]
+        found = {line[:5]: f"fault: {line[6:]}" for line in lines} or {"error": f"AssertionError: {failure}"}
+    print(json.dumps(found))
+
+
+def counts(pair: dict[str, Any], result: dict[str, Any]) -> bool:
+    """Says whether the fault is found in the parent, and the fix is silent."""
+    return found(pair, result["parent"]) and silent(pair, result["fix"])
+
+
+def found(pair: dict[str, Any], codes: dict[str, str]) -> bool:
+    """Says whether an expected code is reported as a fault."""
+    return any(codes.get(code, "").startswith("fault") for code in pair["expected"].split(" or "))
+
+
+def silent(pair: dict[str, Any], codes: dict[str, str]) -> bool:
+    """Says whether no expected code is reported; of the fixture, none at all."""
+    return "error" not in codes and not (
+        codes if pair["how"] == "call" else set(codes) & {*pair["expected"].split(" or ")}
+    )
+
+
+def write(content: dict[str, Any], results: dict[str, Any]) -> None:
+    """Writes the tables into the page."""
+    rows = [["pair", "thread", "family", "tried", "expected", "found in the parent", "silent in the fix", "seconds"]]
+    rows.append(["---"] * len(rows[0]))
+    pairs = [pair for pair in content["pairs"] if pair["name"] in results]
+    for pair in pairs:
+        result = results[pair["name"]]
+        cells = [
+            said(found(pair, result["parent"]), result["parent"]),
+            said(silent(pair, result["fix"]), result["fix"]),
+        ]
+        held = " (held)" if pair["held"] else ""
+        first = [pair["name"] + held, pair["thread"], pair["family"], pair["how"], pair["expected"]]
+        rows.append([*first, *cells, str(result["seconds"])])
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    right = {
+        held: [counts(one, results[one["name"]]) for one in pairs if one["held"] == held] for held in (True, False)
+    }
+    total = right[True] + right[False]
+    lines += ["", f"Found in the parent and silent in the fix: {sum(total)} of {len(total)} pairs of "]
+    lines[-1] += f"{len({pair['repository'] for pair in pairs})} repositories; of the held ones, at first sight, "
+    lines[-1] += f"{sum(right[True])} of {len(right[True])}. {time.strftime('%d %B %Y')}, torch {version('torch')}."
+    lines += ["", "| cannot run here | thread | why |", "| --- | --- | --- |"]
+    lines += [f"| {one['repository']} | {one['thread']} | {one['reason']} |" for one in content["cannot_run_here"]]
+    text = PAGE.read_text()
+    PAGE.write_text(text.partition(BEGIN)[0] + BEGIN + "\n".join(lines) + "\n" + END + text.partition(END)[2])
+
+
+def said(right: bool, codes: dict[str, str]) -> str:
+    """Returns a cell: whether it is right, and what else was said."""
+    return ("yes" if right else "**no**") + (": " + ", ".join(codes) if codes and not right else "")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--recipe"]:
+        recipe(sys.argv[2])
+    else:
+        sys.exit(main())
