@@ -556,11 +556,23 @@ def stopping(condition: str, *values: float) -> Callable[[Path], Evidence]:
     return following(source, *({4: [2.0, value]} for value in values))
 
 
-REDUCE, LOG = collective(), collective(op="barrier")
+def logged(*names: str, **values: Any) -> list[Event]:
+    known = {"value": 0.5, "gradients": False, "at_once": False, "sync_dist": True} | values
+    return [event("log", name=name, **known) for name in names]
+
+
+REDUCE, LOG = collective(direct=True), collective(op="barrier", direct=True)
+JOIN, OF_JOIN = event("join"), collective(direct=False)
 ROWS["LD027"] = [
     ("a collective on rank 0", "fault", evidence(ranks=journals([REDUCE, LOG, REDUCE], [REDUCE, REDUCE]))),
     ("the collective on all ranks", NOTHING, evidence(ranks=journals([REDUCE, LOG], [REDUCE, LOG]))),
     ("a collective of a subgroup", NOTHING, evidence(ranks=journals([REDUCE | {"subgroup": True}, LOG], [LOG]))),
+    ("logs in another order", "fault", each(logged("loss", "cat", "dog"), logged("loss", "dog", "cat"))),
+    ("logs of other times", NOTHING, each(logged("cat", "cat", "dog"), logged("cat", "dog", "cat"))),
+    ("logs of one rank", NOTHING, each(logged("cat", "dog", sync_dist=False), logged("dog"))),
+    ("reduced at once", "fault", each(*(logged(*"aba"[n:], at_once=True, gradients=True) for n in (0, 1)))),
+    ("shadowed under Join", NOTHING, evidence(ranks=journals([JOIN, OF_JOIN, REDUCE], [JOIN, REDUCE]))),
+    ("not shadowed under Join", "fault", evidence(ranks=journals([JOIN, REDUCE, OF_JOIN], [JOIN, OF_JOIN]))),
 ]
 ROWS["LD028"] = [
     ("rank 0 has more batches", "fault", batches(3, 2)),

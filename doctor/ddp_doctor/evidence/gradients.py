@@ -95,9 +95,8 @@ def later_divergence(evidence: Evidence) -> Divergence | None:
     if not evidence.trained or _are_meant_to_differ(evidence):
         return None
     many = evidence.later()
-    # Averages may begin late as well. Under Join, the ranks have unequal numbers of steps.
-    comparable = many.worked and not averaged_weights_of(many) and not many.ranks[0].of_kind("join")
-    found = _first_of(many.ranks) if comparable else None
+    # Averages may begin late as well.
+    found = _first_of(many.ranks) if many.worked and not averaged_weights_of(many) else None
     # The time may be over on one rank a step earlier.
     return None if found and found.kind == "steps" else found
 
@@ -112,7 +111,10 @@ def _first_of(ranks: Sequence[RankRecord]) -> Divergence | None:
 
 
 def _divergence(first: RankRecord, second: RankRecord, meant: Collection[str]) -> Divergence | None:
-    steps, stepped = ([record.of_kind(kind) for record in (first, second)] for kind in ("step", "stepped"))
+    ranks = first, second
+    # As soon as a rank has joined, those of the others have other numbers.
+    last = min((event["step"] for rank in ranks for event in rank.of_kind("joined")), default=None)
+    steps, stepped = ([rank.of_kind(kind)[:last] for rank in ranks] for kind in ("step", "stepped"))
     for number, (a, b) in enumerate(zip(*stepped, strict=False)):
         keys = [key for key in {**a["weights"], **b["weights"]} if key not in meant]
         if different := [key for key in keys if a["weights"].get(key) != b["weights"].get(key)]:

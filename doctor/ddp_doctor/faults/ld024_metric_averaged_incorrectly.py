@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ddp_doctor.evidence.decisions import deciding_numbers
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples, select_differently
+from ddp_doctor.faults.ld027_collective_on_one_rank import mixed_keys
 from ddp_doctor.findings import Finding, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.probes.reports import BRACKETED, logged_name
 from ddp_doctor.records.run import RankRecord, Run
@@ -61,6 +62,8 @@ def check(evidence: Evidence) -> list[Finding]:
         return [not_reached("There is no validation.")] if evidence.trained else []
     if any(map(select_differently, epochs)):
         return [cannot_tell("The ranks divide different selections of the samples (LD005), so no metric was compared.")]
+    if mixed_keys(evidence.ranks):
+        return [cannot_tell("The ranks log other keys (LD027), so no metric was compared.")]
     found, cannot = wrong_metrics(evidence)
     if any(map(repeated_samples, epochs)):
         # They explain other differences: LD023.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 from ddp_doctor.evidence.decisions import stopping_decision
@@ -30,11 +31,13 @@ Call collectives on all ranks, restrict only the output to rank 0, and evaluate 
     loss = all_reduce_mean(loss)    # every rank
     if rank == 0:
         print(loss)
+In Lightning, log the same keys in the same order on all ranks, if need be with a sum and a count of zero.
 """
-THREADS = ("Lightning-AI/pytorch-lightning#19106", "pytorch/pytorch#54059")
+THREADS = ("Lightning-AI/pytorch-lightning#19106", "Lightning-AI/pytorch-lightning#21409", "pytorch/pytorch#54059")
 STRUCTURAL = True
 EXPLAINS = "weights"
 NEEDS = (communicating,)
+_KEYS = "Lightning-AI/pytorch-lightning#21409"
 _TRAINING = "a training step"
 _BACKWARD = "a backward pass"
 _BUFFERS = "DistributedDataParallel.forward"
@@ -65,10 +68,39 @@ def check(evidence: Evidence) -> list[Finding]:
     for other in evidence.ranks[1:]:
         first = evidence.ranks[0]
         # If one rank has more batches, it is LD028.
-        if not _is_uneven(first, other) and (found := _mismatch(first, other)):
+        uneven = _is_uneven(first, other)
+        if not uneven and (logs := mixed_keys((first, other))):
+            one, two = logs
+            message = (
+                f"Where a rank logs {one['name']}, another one logs {two['name']} ({evidence.relative(two['place'])}). "
+                "Lightning reduces the two as one value, without an error: it pairs what the ranks log by its order, "
+                f"not by its keys, which is a known fault of Lightning ({_KEYS})."
+            )
+            return [fault(message, one["step"], tensor=one["name"], place=one["place"])]
+        if (_joins(first) or not uneven) and (found := _mismatch(first, other)):
             # A rank that has stopped alone calls no collective: LD034.
             return [] if stopping_decision(evidence) else [_finding(*found)]
     return []
+
+
+def mixed_keys(ranks: Sequence[RankRecord]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns two logs of other keys whose values Lightning reduces as one."""
+    for gradients, at_once in product((True, False), repeat=2):
+        first, *others = [_reduced(record, gradients, at_once) for record in ranks]
+        for pair in (pair for other in others for pair in zip(first, other, strict=False)):
+            if pair[0]["name"] != pair[1]["name"]:
+                return pair
+    return None
+
+
+def _reduced(record: RankRecord, gradients: bool, at_once: bool) -> list[dict[str, Any]]:
+    """Returns the logs that Lightning reduces at once, or a log of each key in the order in which an epoch has them."""
+    events = [
+        event for event in record.of_kind("log") if (event["gradients"], event["at_once"]) == (gradients, at_once)
+    ]
+    # A metric of torchmetrics, which is no number, is reduced as well.
+    events = [event for event in events if event["sync_dist"] or event["value"] is None]
+    return events if at_once else list({event["name"]: event for event in events}.values())
 
 
 def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[str, Any], RankRecord, str] | None:
@@ -80,15 +112,21 @@ def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[s
         if names[0] != names[1]:
             # A rank that continues training is not the one that leaves the sequence.
             extra = next((place for place in (0, 1) if names[place] not in {"", _TRAINING, _BACKWARD}), None)
-            if extra is None or (not names[1 - extra] and not ranks[1 - extra].end["reached_end"]):
+            if extra is None:
                 return None
-            return ranks[extra], ends[extra][1], ranks[1 - extra], names[1 - extra]
+            other = ranks[1 - extra]
+            # A rank that has joined waits for the others.
+            if not names[1 - extra] and not other.end["reached_end"] and not _joins(other):
+                return None
+            return ranks[extra], ends[extra][1], other, names[1 - extra]
     return None
 
 
 def _finding(rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
     call = _BUFFERS if event["kind"] == "ddp_forward" else event["op"]
     instead = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}" if name else "has ended"
+    if not name and _joins(other):
+        instead = "has joined, and shadows the collectives of Joinables alone"
     message = f"Rank {rank.rank} calls {call}, but rank {other.rank} {instead}."
     if call == _BUFFERS:
         message += " This forward pass without gradients broadcasts the buffers, which all ranks must take part in."
@@ -99,10 +137,14 @@ def _finding(rank: RankRecord, event: dict[str, Any], other: RankRecord, name: s
 def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:
     """Returns the collectives of all ranks that a rank has called, in order, with those of DDP."""
     found, reduces = [], False
+    joins = _joins(record)
     for event in record.journal:
         if event["kind"] == "collective":
-            if not event["subgroup"]:
+            # A rank that has joined shadows those of libraries in other forms.
+            if not event["subgroup"] and (not joins or event["direct"]):
                 found.append((event["op"], event))
+        elif joins:
+            continue
         elif event["kind"] == "backward":
             if reduces:
                 found.append((_BACKWARD, event))
@@ -113,6 +155,10 @@ def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:
         elif event["buffers"] and not event["gradients"]:
             found.append((_BUFFERS, event))
     return found
+
+
+def _joins(record: RankRecord) -> bool:
+    return any(event["kind"] == "join" for event in record.journal)
 
 
 def _is_uneven(first: RankRecord, second: RankRecord) -> bool:

@@ -90,6 +90,7 @@ class CallProbe:
         # A scaler for GPUs is disabled here, but its calls come in the same order.
         before(GradScaler, "__init__", self._on_scaler)
         before(Join, "__enter__", lambda *_: self.recorder.add("join"))
+        before(Join, "__exit__", lambda *_: self.recorder.add("joined"))
         before(GradScaler, "unscale_", lambda scaler, *_: self.recorder.add("unscale"))
         before(GradScaler, "step", lambda scaler, *_, **__: self.recorder.add("scaler_step"))
         before(GradScaler, "scale", lambda scaler, *_: self.recorder.add("scale", scale=scaler.get_scale()))
@@ -117,7 +118,8 @@ class CallProbe:
             aside = threading.current_thread() is not threading.main_thread() or of_hook
             group = aside or any(_is_subgroup(value) for value in [*args, *kwargs.values()])
             size = tensors[0].numel() if tensors else 0
-            event = self.recorder.add("collective", op=original.__name__, value=None, subgroup=group, size=size)
+            values = {"op": original.__name__, "subgroup": group, "size": size, "direct": is_called_by_user()}
+            event = self.recorder.add("collective", value=None, **values)
             result = original(*args, **kwargs)
             if tensors and tensors[0].numel() == 1 and not kwargs.get("async_op"):
                 event["value"] = float(tensors[0])

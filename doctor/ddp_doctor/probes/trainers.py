@@ -87,12 +87,14 @@ class TrainerProbe:
 
     def _on_log(self, module: Any, name: str, value: Any, *_: Any, **kwargs: Any) -> None:
         is_number = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        on_step = kwargs.get("on_step")
         event = self.recorder.add(
             "log",
             name=name,
             value=float(torch.as_tensor(value).detach()) if is_number else None,
             gradients=torch.is_grad_enabled(),
-            sync_dist=bool(kwargs.get("sync_dist")),
+            at_once=is_number and (torch.is_grad_enabled() if on_step is None else bool(on_step)),
+            sync_dist=bool(kwargs.get("sync_dist") and not kwargs.get("rank_zero_only")),
             batch_size=kwargs.get("batch_size"),
             reduce_fx=str(kwargs.get("reduce_fx", "mean")),
         )

@@ -31,7 +31,7 @@ _LIBRARIES = (
 )
 
 # These events are also written as they happen: a mismatch of collectives can kill the process.
-_JOURNALED = {"collective", "ddp_forward", "backward"}
+_JOURNALED = {"collective", "ddp_forward", "backward", "join"}
 
 
 class Recorder:
