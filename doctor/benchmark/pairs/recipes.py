@@ -6,9 +6,10 @@ A recipe has the pair's name, runs in the folder in which the files of one commi
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -16,13 +17,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.nn
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
 
 Arguments = dict[str, Any]
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(8) % 3
-DISTRIBUTED = "classy_vision.generic.distributed_util"
 
 
 class Stub(ModuleType):
@@ -57,20 +60,42 @@ def _decorator(*values: Any, **_: Any) -> Any:
     return values[0] if len(values) == 1 and callable(values[0]) else _decorator
 
 
-def load(path: str, *stubs: str, **modules: Any) -> Any:
+def load(path: str, stubs: str = "", **modules: Any) -> Any:
     """Imports a file of the project; of what it imports, `stubs` are empty, and `modules` replace those of a name."""
     root, _, name = path.removesuffix(".py").rpartition("src/")
-    sys.path.insert(0, f"{root}src" if root or path.startswith("src/") else ".")
-    sys.meta_path.insert(0, Finder(stubs))
+    sys.path.insert(0, f"{root}src" if path.startswith("src/") else ".")
+    sys.meta_path.insert(0, Finder(stubs.split()))
     sys.modules.update(modules)
     return import_module(name.replace("/", "."))
 
 
+def stub(name: str, folder: str = "", **values: Any) -> Stub:
+    """Makes a stub module, with values; other modules of its package are those of a folder."""
+    made = sys.modules[name] = Stub(name)
+    made.__dict__.update(values, __path__=[folder])
+    return made
+
+
+def bare(kind: type, **values: Any) -> Any:
+    """Returns an object of a class without its initialization, with the attributes that are needed."""
+    made = kind.__new__(kind)
+    if isinstance(made, nn.Module):
+        nn.Module.__init__(made)
+    made.__dict__.update(values)
+    return made
+
+
 def net() -> nn.Module:
+    """Returns an encoder."""
     return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 5))
 
 
-def views(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def sgd(weights: Any) -> SGD:
+    """Returns the optimizer of the steps."""
+    return SGD(weights, lr=0.1)
+
+
+def views(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the embeddings of two views of samples."""
     return model(x), model(x.flip(1) * 0.9)
 
@@ -86,22 +111,18 @@ def lightly_nt_xent() -> Arguments:
 
 
 def vissl_simclr() -> Arguments:
-    import torch.distributed as dist
-
-    def gather_from_all(x: torch.Tensor) -> torch.Tensor:
-        parts = [torch.zeros_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x)
+    def gather_from_all(x: Tensor) -> Tensor:
+        dist.all_gather(parts := [torch.zeros_like(x) for _ in range(dist.get_world_size())], x)
         return torch.cat(parts)
 
-    util = SimpleNamespace(get_cuda_device_index=lambda: -1, get_rank=lambda: dist.get_rank())
+    util = SimpleNamespace(get_cuda_device_index=lambda: -1, get_rank=dist.get_rank)
     util.gather_from_all, util.is_distributed_training_run = gather_from_all, lambda: True
     util.convert_to_distributed_tensor, util.convert_to_normal_tensor = lambda x: (x, "cpu"), lambda x, _: x
-    file = load(
-        "vissl/losses/simclr_info_nce_loss.py", "classy_vision", "vissl.utils.hydra_config", **{DISTRIBUTED: util}
-    )
+    replaced = {"classy_vision.generic.distributed_util": util}
+    file = load("vissl/losses/simclr_info_nce_loss.py", "classy_vision vissl.utils.hydra_config", **replaced)
 
-    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        z, ranks = nn.functional.normalize(torch.cat(views(model, x)), dim=1), dist.get_world_size()
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        z, ranks = F.normalize(torch.cat(views(model, x)), dim=1), dist.get_world_size()
         sizes = SimpleNamespace(effective_batch_size=len(z) * ranks, world_size=ranks, embedding_dim=5)
         return file.SimclrInfoNCECriterion(sizes, 0.5)(z)
 
@@ -109,43 +130,39 @@ def vissl_simclr() -> Arguments:
 
 
 def metric_learning_wrapper() -> Arguments:
-    utils = load("src/pytorch_metric_learning/utils/distributed.py", "sklearn", "scipy")
-    losses = load("src/pytorch_metric_learning/losses/__init__.py", "sklearn", "scipy")
+    utils = load("src/pytorch_metric_learning/utils/distributed.py", "sklearn scipy")
+    losses = load("src/pytorch_metric_learning/losses/__init__.py", "sklearn scipy")
     loss = utils.DistributedLossWrapper(losses.MultiSimilarityLoss())
     return {"function": lambda model, batch: loss(model(batch[0]), batch[1]), "model": net, "batch": (X, Y)}
 
 
 def pylate_world_size() -> Arguments:
-    ColBERT = SimpleNamespace(skiplist_mask=lambda input_ids, skiplist: torch.ones_like(input_ids, dtype=torch.bool))
-    utils = load("pylate/utils/distributed.py", "pylate.models", "pylate.scores")
-    replaced = {"pylate.models": SimpleNamespace(ColBERT=ColBERT), "pylate.utils": utils}
+    model = SimpleNamespace(skiplist_mask=lambda input_ids, skiplist: torch.ones_like(input_ids, dtype=torch.bool))
+    utils = load("pylate/utils/distributed.py", "pylate.models pylate.scores")
+    replaced = {"pylate.models": SimpleNamespace(ColBERT=model), "pylate.utils": utils}
     file = load("pylate/losses/contrastive.py", **replaced)
 
-    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        def encode(part: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        def encode(part: dict[str, Tensor]) -> dict[str, Tensor]:
             return {"token_embeddings": model(part["x"])}
 
-        encode.skiplist, encode.do_query_expansion = [], True
-        ones = {"input_ids": torch.ones(len(x), 1), "attention_mask": torch.ones(len(x), 1)}
-        texts = [ones | {"x": part[:, None]} for part in (x, x.flip(1))]
+        encode.skiplist, encode.do_query_expansion = [], True  # type: ignore[attr-defined]
+        tokens = dict.fromkeys(("input_ids", "attention_mask"), X[:, :1])
+        texts = [tokens | {"x": part[:, None]} for part in (x, x.flip(1))]
         return file.Contrastive(encode, score_metric=lambda q, d, **_: q[:, 0] @ d[:, 0].T)(texts)
 
     return {"function": loss, "model": net, "batch": X, "reference": False}
 
 
 def allennlp_rouge() -> Arguments:
-    import torch.distributed as dist
-
-    util = Stub("allennlp.common.util")
-    util.is_distributed = lambda: dist.is_initialized() and dist.get_world_size() > 1
+    stub("allennlp.common.util", is_distributed=lambda: dist.is_initialized() and dist.get_world_size() > 1)
     metric = type("Metric", (), {"register": lambda _: lambda kind: kind, "detach_tensors": lambda _, *all: all})
-    replaced = {"allennlp.common.util": util, "allennlp.training.metrics.metric": SimpleNamespace(Metric=metric)}
-    stubs = ["overrides", "allennlp.common", "allennlp.data", "allennlp.models", "allennlp.nn"]
-    file = load("allennlp/training/metrics/rouge.py", *stubs, **replaced)
+    replaced = {"allennlp.training.metrics.metric": SimpleNamespace(Metric=metric)}
+    stubs = "overrides allennlp.common allennlp.data allennlp.models allennlp.nn"
+    file = load("allennlp/training/metrics/rouge.py", stubs, **replaced)
 
-    def score(batch: Sequence[torch.Tensor]) -> float:
-        rouge = file.ROUGE(exclude_indices={0})
-        rouge(*batch)
+    def score(batch: Sequence[Tensor]) -> float:
+        (rouge := file.ROUGE(exclude_indices={0}))(*batch)
         return rouge.get_metric()["ROUGE-1_F1"]
 
     words = torch.randint(1, 6, (8, 12), generator=torch.Generator().manual_seed(0))
@@ -153,110 +170,171 @@ def allennlp_rouge() -> Arguments:
 
 
 def sparseml_loss_scale() -> Arguments:
-    file = load("src/sparseml/pytorch/utils/module.py", "sparseml.pytorch.utils.logger", "sparseml.pytorch.utils.loss",
-                "sparseml.pytorch.utils.helpers")  # fmt: skip
-    import torch.distributed as dist
+    stubs = "sparseml.pytorch.utils.logger sparseml.pytorch.utils.loss sparseml.pytorch.utils.helpers"
+    file = load("src/sparseml/pytorch/utils/module.py", stubs)
+    key, keys = file.DEFAULT_LOSS_KEY, dict.fromkeys(("_scaler", "_optim_closure"))
+    keys |= {"_device": "cpu", "_accumulated": 0, "_num_accumulated_batches": 1}
+    calls = SimpleNamespace(to_device=lambda data, _: data, model_forward=lambda data, model: model(data[0]))
+    calls.model_backward = lambda losses, *_, **__: losses[key].backward()
+    keys |= {"_run_funcs": calls, "_loss": lambda data, out: {key: F.cross_entropy(out, data[1])}}
 
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[torch.Tensor]) -> torch.Tensor:
-        trainer = object.__new__(file.ModuleTrainer)
-        keys = {"_module": model, "_optimizer": optimizer, "_device": "cpu", "_accumulated": 0, "_scaler": None}
-        keys |= {"_num_accumulated_batches": 1, "_optim_closure": None, "_run_hooks": file.ModuleRunHooks()}
-        keys |= {"_device_context": file.ModuleDeviceContext(False, dist.get_world_size())}
-        functions = SimpleNamespace(to_device=lambda data, _: data, model_forward=lambda data, module: module(data[0]))
-        functions.model_backward = lambda losses, *_, **__: losses[file.DEFAULT_LOSS_KEY].backward()
-        loss = lambda data, out: {file.DEFAULT_LOSS_KEY: nn.functional.cross_entropy(out, data[1])}  # noqa: E731
-        trainer.__dict__ |= keys | {"_run_funcs": functions, "_loss": loss}
-        return trainer._runner_batch(0, 0, len(batch[0]), batch, False, 0)[file.DEFAULT_LOSS_KEY]
+    def step(model: nn.Module, optimizer: SGD, batch: Sequence[Tensor]) -> Tensor:
+        context = file.ModuleDeviceContext(False, dist.get_world_size())
+        values = keys | {"_module": model, "_optimizer": optimizer, "_device_context": context}
+        trainer = bare(file.ModuleTrainer, _run_hooks=file.ModuleRunHooks(), **values)
+        return trainer._runner_batch(0, 0, len(batch[0]), batch, False, 0)[key]
 
-    return {"function": step, "model": net, "batch": (X, Y), "optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}
+    return {"function": step, "model": net, "batch": (X, Y), "optimizer": sgd}
 
 
 def sentence_transformers_world_size() -> Arguments:
-    base = "sentence_transformers"
-    sys.modules[f"{base}.util"] = Stub(f"{base}.util")
-    sys.modules[f"{base}.util"].__path__ = ["sentence_transformers/util"]
-    utils = load(f"{base}/util/distributed.py")
-    util = {f"{base}.util": utils, f"{base}.base.losses.merged_forward": SimpleNamespace(embed_columns_padded=columns)}
-    utils.stack_padded_token_embeddings = lambda embeddings, masks: (torch.stack(embeddings, 1), torch.stack(masks, 1))
-    file = load(f"{base}/multi_vector_encoder/losses/multiple_negatives_ranking.py", f"{base}.multi_vector_encoder.model",
-                f"{base}.multi_vector_encoder.scoring", **util)  # fmt: skip
+    base, util = "sentence_transformers", sentence_transformers_util()
+    util.stack_padded_token_embeddings = lambda embeddings, masks: (torch.stack(embeddings, 1), torch.stack(masks, 1))
 
-    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        def encode(part: dict[str, torch.Tensor], task: str = "") -> dict[str, torch.Tensor]:
-            return {"token_embeddings": model(part["x"][:, None]), "attention_mask": torch.ones(len(x), 1)}
+    def columns(model: Any, parts: Any, *_: Any, **__: Any) -> tuple[list[Tensor], list[Tensor]]:
+        return [(out := model(parts[0]))["token_embeddings"]], [out["attention_mask"].bool()]
 
-        scores = lambda q, d, **_: torch.einsum("qtd,bntd->qbn", q, d).flatten(1)  # noqa: E731
-        arguments = {"score_metric": scores, "gather_across_devices": True}
-        return file.MultiVectorMultipleNegativesRankingLoss(encode, **arguments)([{"x": x}, {"x": x.flip(1)}])
+    merged = {f"{base}.base.losses.merged_forward": SimpleNamespace(embed_columns_padded=columns)}
+    stubs = f"{base}.multi_vector_encoder.model {base}.multi_vector_encoder.scoring"
+    kind = load(f"{base}/multi_vector_encoder/losses/multiple_negatives_ranking.py", stubs, **merged)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        encode = lambda z, **_: {"token_embeddings": model(z["x"][:, None]), "attention_mask": z["x"][:, :1]}  # noqa: E731
+        options = {"score_metric": lambda q, d, **_: torch.einsum("qtd,bntd->qbn", q, d).flatten(1)}
+        made = kind.MultiVectorMultipleNegativesRankingLoss(encode, gather_across_devices=True, **options)
+        return made([{"x": x}, {"x": x.flip(1)}])
 
     return {"function": loss, "model": net, "batch": X}
 
 
-def columns(model: Any, parts: Sequence[Any], *_: Any, **__: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Returns the embeddings and masks of the documents, as the function of the project's other file does."""
-    outputs = [model(part) for part in parts]
-    return [one["token_embeddings"] for one in outputs], [one["attention_mask"].bool() for one in outputs]
+def sentence_transformers_util() -> Stub:
+    """Returns the package's `util` with what its file about ranks has."""
+    util = stub("sentence_transformers.util", "sentence_transformers/util")
+    values = vars(load("sentence_transformers/util/distributed.py")).items()
+    util.__dict__.update({name: value for name, value in values if not name.startswith("__")})
+    return util
 
 
 def sentence_transformers_gist() -> Arguments:
-    base = "sentence_transformers"
-    sys.modules[f"{base}.util"] = Stub(f"{base}.util")
-    sys.modules[f"{base}.util"].__path__ = ["sentence_transformers/util"]
-    util = load(f"{base}/util/distributed.py")
-    stubs = [f"{base}.sentence_transformer.model", f"{base}.sentence_transformer.modules"]
-    file = load(f"{base}/sentence_transformer/losses/gist_embed.py", *stubs, **{f"{base}.util": util})
+    base = "sentence_transformers/sentence_transformer"
+    stubs = "sentence_transformers.sentence_transformer.model sentence_transformers.sentence_transformer.modules"
+    sentence_transformers_util()
+    file = load(f"{base}/losses/gist_embed.py", stubs)
+    options = {"must_retokenize": False, "temperature": 0.5, "margin_strategy": "absolute", "margin": 0.0}
+    options |= {"contrast_anchors": False, "contrast_positives": True, "gather_across_devices": True}
+    options |= {"similarity_fct": nn.CosineSimilarity(dim=-1), "cross_entropy_loss": nn.CrossEntropyLoss()}
 
-    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        one = file.GISTEmbedLoss.__new__(file.GISTEmbedLoss)
-        nn.Module.__init__(one)
-        keys = {"must_retokenize": False, "temperature": 0.5, "margin_strategy": "absolute", "margin": 0.0}
-        keys |= {"contrast_anchors": False, "contrast_positives": True, "gather_across_devices": True}
-        keys |= {"model": lambda part: {"sentence_embedding": model(part)}, "cross_entropy_loss": nn.CrossEntropyLoss()}
-        keys |= {"guide": lambda part: {"sentence_embedding": part}, "similarity_fct": nn.CosineSimilarity(dim=-1)}
-        one.__dict__ |= keys
-        return one([x, x.roll(1, 1)], None)
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        encoders = {"model": lambda z: {"sentence_embedding": model(z)}, "guide": lambda z: {"sentence_embedding": z}}
+        return bare(file.GISTEmbedLoss, **options, **encoders)([x, x.roll(1, 1)], None)
 
     return {"function": loss, "model": net, "batch": X}
 
 
 def verl_speco_drafter() -> Arguments:
-    import asyncio
-    from contextlib import nullcontext
+    stub("verl.utils.device", get_device_name=lambda: "cpu")
+    stubs = "omegaconf verl verl_speco.trainer.data_buffer verl_speco.trainer.feature_store"
+    kind = load("verl_speco/trainer/base_trainer.py", stubs).DrafterBaseTrainer
 
-    import torch.distributed as dist
-
-    device = SimpleNamespace(get_device_name=lambda: "cpu", get_torch_device=lambda: None)
-    stubs = ["omegaconf", "verl", "verl_speco.trainer.data_buffer", "verl_speco.trainer.feature_store"]
-    file = load("verl_speco/trainer/base_trainer.py", *stubs, **{"verl.utils.device": device})
-
-    def losses(model: nn.Module, batch: dict[str, torch.Tensor], _: int) -> dict[str, torch.Tensor | float]:
+    def losses(model: nn.Module, batch: dict[str, Tensor], _: int) -> dict[str, Any]:
         total, tokens = model(batch["x"]).square().sum() * 1e-3, torch.tensor(float(len(batch["x"])))
-        keys = {"local_num_tokens": tokens, "v_weight": 0.0, "p_weight": 1.0}
-        return {"total_local_vloss": total * 0, "total_local_ploss": total, **keys}
+        sums = {"total_local_vloss": total * 0, "total_local_ploss": total, "local_num_tokens": tokens}
+        return sums | {"v_weight": 0.0, "p_weight": 1.0}
 
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
-        one = object.__new__(file.DrafterBaseTrainer)
-        keys = {"model": model, "optimizer": optimizer, "_ulysses_group_context": nullcontext, "_current_pad_size": 0}
-        keys |= {"backend": SimpleNamespace(compute_loss=losses), "training_steps": 0, "optimizer_steps_total": 0}
-        keys |= {"_record_dflash_training_metrics": id, "record_training_timing": lambda *_: None, "lr_scheduler": None}
-        keys |= {"_get_sp_group": lambda: None, "_get_dp_group": lambda: dist.group.WORLD, "training_device_mesh": None}
-        one.__dict__ |= keys | {"_get_dp_world_size": lambda: dist.get_world_size()}
+    def step(model: nn.Module, optimizer: SGD, x: Tensor) -> None:
+        values = {"model": model, "optimizer": optimizer, "backend": SimpleNamespace(compute_loss=losses)}
+        ignored = "_record_dflash_training_metrics record_training_timing _get_sp_group"
+        values |= dict.fromkeys(ignored.split(), lambda *_: None)
+        values |= dict.fromkeys(("_current_pad_size", "training_steps", "optimizer_steps_total"), 0)
+        values |= {"_get_dp_group": lambda: dist.group.WORLD, "_get_dp_world_size": dist.get_world_size}
+        one = bare(kind, _ulysses_group_context=nullcontext, lr_scheduler=None, training_device_mesh=None, **values)
         asyncio.run(one._training_step_on_batch({"x": x}, 0))
 
-    return {"function": step, "model": net, "batch": X, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}
+    return {"function": step, "model": net, "batch": X, "optimizer": sgd}
+
+
+def stable_pretraining_clip() -> Arguments:
+    utils = {"stable_pretraining.utils": load("stable_pretraining/utils/distributed.py")}
+    loss = load("stable_pretraining/losses/multimodal.py", "loguru", **utils).CLIPLoss(temperature=0.5)
+    return {"function": lambda model, x: loss(*views(model, x)), "model": net, "batch": X}
 
 
 def torchtitan_validate() -> Arguments:
-    import torch.distributed as dist
+    names = "components.dataloader components.metrics components.tokenizer config hf_datasets protocols tools"
+    stubs = " ".join(f"torchtitan.{one}" for one in f"{names} distributed.context_parallel".split())
+    stub("torchtitan.tools.utils", device_type="cpu", device_module=None)
+    utils = load("torchtitan/distributed/utils.py", f"{stubs} torchtitan.distributed.parallel_dims")
+    stub("torchtitan.distributed", "torchtitan/distributed", utils=utils)
+    stub("torchtitan.components.loss", IGNORE_INDEX=-100, LossFunction=None)
+    file, mesh = load("torchtitan/components/validate.py"), {"get_mesh": lambda _: dist.group.WORLD}
+    file.utils = sys.modules["torchtitan.tools.utils"]
+    dims = mesh | {"get_optional_mesh": mesh["get_mesh"], "dp_enabled": True, "dp_cp_enabled": True}
+    keys = {"job_config": SimpleNamespace(validation=SimpleNamespace(steps=-1)), "validation_context": nullcontext}
+    keys |= {"parallel_dims": SimpleNamespace(cp_enabled=False, pp_enabled=False, **dims)}
+    keys |= {"maybe_enable_amp": nullcontext()}
+    keys |= {"loss_fn": lambda out, y: F.cross_entropy(out, y, reduction="sum")}
+    keys |= {"post_dataloading_process": lambda inputs, labels, _: (inputs["input"], labels, {}, {})}
 
-    names = "components.dataloader components.loss components.metrics components.tokenizer config hf_datasets"
-    stubs = [f"torchtitan.{one}" for one in f"{names} protocols tools distributed.context_parallel".split()]
-    utils = load("torchtitan/distributed/utils.py", *stubs, "torchtitan.distributed.parallel_dims")
-    package = SimpleNamespace(ParallelDims=None, utils=utils, __path__=[])
-    loss_file, tools = SimpleNamespace(IGNORE_INDEX=-100, LossFunction=None), SimpleNamespace(device_type="cpu")
-    replaced = {"torchtitan.distributed": package, "torchtitan.components.loss": loss_file}
-    file = load("torchtitan/components/validate.py", **replaced, **{"torchtitan.tools.utils": tools})
+    def score(model: nn.Module, batch: Sequence[Tensor]) -> float:
+        values: list[float] = []
+        log = SimpleNamespace(ntokens_since_last_log=0, log_validation=lambda loss, step: values.append(loss))
+        loader = [({"input": batch[0]}, batch[1])]
+        bare(file.Validator, metrics_processor=log, validation_dataloader=loader, **keys).validate([model], 1)
+        return values[0]
 
-    def score(model: nn.Module, batch: Sequence[torch.Tensor]) -> float: ...
+    return {"function": score, "model": net, "batch": (X, Y)}
 
-    return {}
+
+def torchmetrics_pearson() -> Arguments:
+    file = load("torchmetrics/regression/pearson.py", "pkg_resources")
+
+    def score(batch: Sequence[Tensor]) -> Any:
+        (metric := file.PearsonCorrCoef()).update(*batch)
+        return metric
+
+    return {"function": score, "batch": (X[:, 0] + 3 * Y, X[:, 1] + Y)}
+
+
+def ignite_accuracy() -> Arguments:
+    file = load("ignite/metrics/accuracy.py")
+
+    def score(batch: Sequence[Tensor]) -> float:
+        (metric := file.Accuracy()).update([one[:2] for one in batch])
+        metric.compute()
+        metric.update([one[2:] for one in batch])
+        return metric.compute()
+
+    return {"function": score, "batch": (torch.eye(3)[(Y + (torch.arange(8) > 4)) % 3], Y)}
+
+
+def ignite_gmrae() -> Arguments:
+    file = load("ignite/contrib/metrics/regression/geometric_mean_relative_absolute_error.py")
+
+    def score(batch: Sequence[Tensor]) -> float:
+        (metric := file.GeometricMeanRelativeAbsoluteError()).update(batch)
+        return metric.compute()
+
+    return {"function": score, "batch": (X[:, 0], X[:, 1])}
+
+
+def vector_quantize_in_place() -> Arguments:
+    # The code casts to 32 bits; the fixture's weights have 64.
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    file = load("vector_quantize_pytorch/vector_quantize_pytorch.py")
+    options = {"ema_update": False, "learnable_codebook": True, "sync_codebook": True, "dim": 6, "codebook_size": 4}
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(6, 6)
+            self.codes = file.VectorQuantize(in_place_codebook_optimizer=sgd, **options)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.codes(self.first(x)[:, None])[0].square().mean()
+
+    def step(model: nn.Module, optimizer: SGD, x: Tensor) -> Tensor:
+        (loss := model(x)).backward()
+        optimizer.step()
+        return loss.detach()
+
+    return {"function": step, "model": Model, "batch": X, "optimizer": sgd}
