@@ -59,6 +59,8 @@ def measure(evidence: Evidence) -> Derivative:
     """
     if averaged_weights(evidence) or own_models(evidence) or any(map(owned, evidence.trained)):
         return Derivative(cannot="each rank trains weights of its own")
+    if any(rank.of_kind("alone") for rank in evidence.ranks):
+        return Derivative(cannot="one rank trains something alone before the ranks train together")
     if evidence.deterministic is False:
         return Derivative(cannot="two runs of the same code give different weights")
     found = _measure(evidence, evidence.spec.world_size)
