@@ -112,6 +112,8 @@ def lightly_nt_xent() -> Arguments:
 
 def vissl_simclr() -> Arguments:
     def gather_from_all(x: Tensor) -> Tensor:
+        if dist.get_world_size() == 1:
+            return x
         dist.all_gather(parts := [torch.zeros_like(x) for _ in range(dist.get_world_size())], x)
         return torch.cat(parts)
 
