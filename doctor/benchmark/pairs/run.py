@@ -122,7 +122,7 @@ def write(content: dict[str, Any], results: dict[str, Any]) -> None:
         right[pair["held"]].append(all(both := judge(pair, result)))
         cells = []
         for well, said in zip(both, (result["parent"], result["fix"]), strict=True):
-            others = [f"{code} {text.partition(':')[0]}" for code, text in said.items()]
+            others = [code if code == "error" else f"{code} {text.partition(':')[0]}" for code, text in said.items()]
             cells.append("yes" if well else ", ".join(["**no**", *others]))
         name = pair["name"] + " (held)" * pair["held"]
         rows.append([name, *map(pair.get, ("thread", "family", "how", "expected")), *cells, str(result["seconds"])])
