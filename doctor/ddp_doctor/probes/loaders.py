@@ -48,7 +48,7 @@ class ShortEpoch(Iterator[Any]):
         self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
         self.first_steps = 0
         self.indices = LoaderIndices(iterator)
-        self.dataset, self.collate = loader.dataset, loader.collate_fn if loader.batch_sampler else None
+        self.dataset, self.collate = loader.dataset, None if loader.batch_sampler is None else loader.collate_fn
         probe.own.find()
         self.template: Any = None
         # Backward passes before its first batch.
