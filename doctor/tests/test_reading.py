@@ -50,17 +50,6 @@ SCALED = """\
             nn.utils.clip_grad_norm_(net.parameters(), 1)
             scaler.step(optimizer)
 """
-NOISY = """
-class Noisy(torch.utils.data.Dataset):
-    def __init__(self):
-        self.rng = np.random.default_rng(0)
-
-    def __getitem__(self, index):
-        return self.draw(index)
-
-    def draw(self, index):
-        return %s.normal(size=3)
-"""
 NET = """
 class Net(nn.Module):
     def forward(self, x):
@@ -78,7 +67,6 @@ ROWS = [
         "names = {n: i for i, n in enumerate(sorted(set(words)))}",
         "names = {n: i for i, n in enumerate(list(set(words)))}",
     ),
-    ("LD007", NOISY % "np.random", NOISY % "self.rng"),
     ("LD009", "F.cross_entropy(model(x), y)", "F.cross_entropy(net(x), y)"),
     ("LD009", "F.cross_entropy(model(x), y)", "model.module.loss(x, y)"),
     ("LD010", "    model = DDP(net)\n", "    model = DDP(net)\n    model.module.head = nn.Linear(2, 2)\n"),
@@ -95,7 +83,6 @@ ROWS = [
     ("LD027", "        dist.barrier()\n", "        if rank == 0:\n            dist.barrier()\n"),
     ("LD031", "total += loss.item()", "total += loss"),
     ("LD032", "        if rank == 0:\n            torch", "        if True:\n            torch"),
-    ("LD033", "        work = dist.all_reduce(x, async_op=True)\n", "        dist.all_reduce(x, async_op=True)\n"),
 ]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from itertools import combinations
 
 from ddp_doctor.evidence.evidence import Evidence
@@ -11,7 +9,6 @@ from ddp_doctor.evidence.order import Event, calls_of, epoch_of
 from ddp_doctor.evidence.requirements import training_loader
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 from ddp_doctor.records.run import RankRecord
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword, names_in
 
 CODE = "LD007"
 TITLE = "Augmentations repeat"
@@ -34,39 +31,6 @@ THREADS = ("pytorch/pytorch#5059", "Project-MONAI/MONAI#1068", "Lightning-AI/pyt
 STRUCTURAL = True
 # A repeated sample says something if this many repetitions are that improbable.
 _CHANCE = 1e-4
-
-
-_GENERATORS = ("numpy.random.default_rng", "numpy.random.RandomState", "random.Random", "torch.Generator")
-
-
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds a generator that a data set makes once, and from which its workers draw."""
-    classes = [node for node in file.nodes if isinstance(node, ast.ClassDef)] if "__getitem__" in file.text else []
-    for node in classes:
-        methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
-        if not {"__init__", "__getitem__"} <= methods.keys() or not _has_workers(file):
-            continue
-        used = [methods["__getitem__"]]
-        for method in used:
-            names = names_in([method])
-            used += [other for name, other in methods.items() if name in names and other not in used]
-        draws = {ast.unparse(one) for method in used for one in ast.walk(method) if isinstance(one, ast.Attribute)}
-        for statement in ast.walk(methods["__init__"]):
-            if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
-                name, made = ast.unparse(statement.targets[0]), file.name(statement.value.func)
-                made = made.removesuffix("().manual_seed")
-                again = len(file.assigned(statement.targets[0])) > 1 or {f"{name}.seed", f"{name}.manual_seed"} & draws
-                if made in _GENERATORS and name in draws and not again:
-                    yield Likely(
-                        statement, f"all workers and epochs of {node.name} draw from equal copies of {name}.", MEDIUM
-                    )
-
-
-def _has_workers(file: SourceFile) -> bool:
-    """Returns whether a loader of the program has workers, and nothing seeds them."""
-    values = [keyword(call, "num_workers") for near in file.program.files for call in near.called("DataLoader")]
-    workers = any(value and not (isinstance(value, ast.Constant) and not value.value) for value in values)
-    return workers and not file.program.mentions("worker_init_fn", "get_worker_info", "persistent_workers")
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -13,7 +12,6 @@ from ddp_doctor.evidence.rank_comparison import is_multiple, names_of
 from ddp_doctor.evidence.requirements import need, optimizer_steps, unmet, wrapped
 from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord, Run
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword
 
 CODE = "LD033"
 TITLE = "A collective returns wrong values"
@@ -36,20 +34,6 @@ EXPLAINS = "weights"
 # Relative to the largest gradient of a step. In exact arithmetic, that of the bias of a key in attention is zero.
 _ROUNDING = 1e-6
 _LEAST_OF_16_BITS = 2.0**-24
-
-
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds asynchronous collectives whose handle nobody keeps."""
-    for node in file.nodes if "async_op" in file.text else ():
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            flag = keyword(node.value, "async_op")
-            name = file.name(node.value.func)
-            waits = file.called("barrier", "synchronize", within=file.scope(node))
-            dropped = isinstance(flag, ast.Constant) and flag.value is True and name.startswith("torch.distributed.")
-            if dropped and not any(call.lineno > node.lineno for call in waits):
-                yield Likely(
-                    node, f"{name}(..., async_op=True): nobody can wait for it, as its result is dropped.", MEDIUM
-                )
 
 
 def check(evidence: Evidence) -> list[Finding]:
