@@ -1,4 +1,4 @@
-"""Examines public programs, unchanged, and writes the table of docs/corpus.md. README.md says how it is run."""
+"""Examines public programs, unchanged, and writes the table of corpus.md. README.md says how it is run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import yaml
 
 HERE = Path(__file__).parent
 ROOT, STAND_INS = HERE.parent, HERE / "stand_ins"
-PAGE, WORK = ROOT / "docs" / "corpus.md", ROOT / "build" / "corpus"
+PAGE, WORK = HERE / "corpus.md", ROOT / "build" / "corpus"
 BEGIN, END = "<!-- corpus -->\n", "<!-- end of corpus -->\n"
 # Seconds for an examination, and for a run of it.
 LIMIT, HUNG = 1800, 200

@@ -1,4 +1,4 @@
-"""Examines the planted faults, TrainCheck's errors and the healthy projects; writes the table of docs/proof.md.
+"""Examines the planted faults, TrainCheck's errors and the healthy projects; writes the table of benchmark/suite.md.
 
 python tests/suite.py             all, which takes more than an hour on two cores
 python tests/suite.py ld013 gan   those whose names contain a word; the results of the others are kept
@@ -28,7 +28,7 @@ from ddp_doctor.findings import Report, Verdict
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = float(os.environ.get("DOCTOR_TIMEOUT", "60"))
-GUIDE, PAGE = ROOT / "docs" / "guide.md", ROOT / "docs" / "proof.md"
+GUIDE, PAGE = ROOT / "docs" / "guide.md", ROOT / "benchmark" / "suite.md"
 BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
 _DEMOS = "lightning.pytorch.demos"
 _BORING = f"{_DEMOS}.boring_classes:BoringModel"

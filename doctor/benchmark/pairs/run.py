@@ -1,4 +1,4 @@
-"""Tries the doctor on bugs that projects had, before and after their fix, and writes the table of docs/pairs.md."""
+"""Tries the doctor on bugs that projects had, before and after their fix, and writes the table of benchmark/pairs.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 HERE = Path(__file__).parent
-PAGE, RESULTS = HERE.parents[1] / "docs" / "pairs.md", HERE.parents[1] / "build" / "pairs.json"
+PAGE, RESULTS = HERE.parent / "pairs.md", HERE.parents[1] / "build" / "pairs.json"
 BEGIN, END = "<!-- pairs -->\n", "<!-- end of pairs -->\n"
 # Seconds for the code of one commit.
 LIMIT = 300
