@@ -1,23 +1,38 @@
-"""Hooks of mkdocs: a page for each check of the doctor, and links that lead out of `docs/`.
+"""Hooks of mkdocs: pages that are generated, and links that lead out of `docs/`.
 
-A link to the file of a check leads to its page. The site does not contain the other files of the checkout: a link to
-one becomes its text.
+The CLI reference is what the parser itself prints, and a page for each check of the doctor what `ddp-doctor --explain`
+prints. Links are those of the checkout, so that they work on GitHub as well: a link to a page of the doctor or to the
+file of a check leads to its page, and a link to another file that the site does not contain becomes its text.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import posixpath
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from ddp_doctor.faults import Description, describe
 from mkdocs.structure.files import File, Files
 
-CODES = {f"../ddp_doctor/faults/{check.module}.py": code for code, check in describe().items()}
-OUTSIDE = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>\.\./[^)\s]+)\)")
+ROOT = Path(__file__).resolve().parents[1]
+CODES = {f"doctor/ddp_doctor/faults/{check.module}.py": code for code, check in describe().items()}
+LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
+HELP = {
+    "Commands": ["--help"],
+    "Options of `train` and `fit`": ["train", "--help"],
+    "Options of the module": ["train", "--model.help"],
+    "Options of the data module": ["train", "--data.help", "lit_mnist.datamodule.MNISTDataModule"],
+}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages of the checks."""
+    """Adds the CLI reference and the pages of the checks."""
+    files.append(File.generated(config, "cli.md", content=cli_page()))
     for code, check in describe().items():
         files.append(File.generated(config, f"checks/{code}.md", content=page_of(check)))
     return files
@@ -25,14 +40,42 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Changes the links that lead out of `docs/`."""
-    if page.file.src_uri.startswith("checks/"):
+    place = page.file.src_uri
+    if place.startswith("checks/"):
         return markdown
+    # `docs/doctor` is a link to `doctor/docs`.
+    folder = posixpath.dirname(place.replace("doctor/", "doctor/docs/", 1) if "doctor/" in place else f"docs/{place}")
 
     def point(match: re.Match[str]) -> str:
-        code = CODES.get(match["target"])
-        return f"[{match['text']}](../checks/{code}.md)" if code else match["text"]
+        text, anchor = match["text"], match["anchor"] or ""
+        target = posixpath.normpath(posixpath.join(folder, match["target"]))
+        if target in CODES:
+            uri = f"checks/{CODES[target]}.md"
+        elif target.startswith("doctor/docs/"):
+            uri = target.replace("doctor/docs/", "doctor/", 1)
+        elif target.startswith("docs/"):
+            uri = target.removeprefix("docs/")
+        else:
+            return text
+        return f"[{text}]({posixpath.relpath(uri, posixpath.dirname(place) or '.')}{anchor})"
 
-    return OUTSIDE.sub(point, markdown)
+    return LINK.sub(point, markdown)
+
+
+def cli_page() -> str:
+    """Returns the CLI reference, as Markdown: the help of the parser."""
+    from lit_mnist.cli import LitCLI, expand_words
+
+    os.environ["COLUMNS"] = "110"
+    arguments, sys.argv = sys.argv, ["train.py"]
+    parts = ["# CLI reference", "`python train.py` and `lit-mnist` are one command. This is what its parser prints."]
+    for title, words in HELP.items():
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+            LitCLI(expand_words(words))
+        command = " ".join(["python train.py", *words])
+        parts.append(f"## {title}\n\n```text\n$ {command}\n{printed.getvalue().strip()}\n```")
+    sys.argv = arguments
+    return "\n\n".join(parts) + "\n"
 
 
 def page_of(check: Description) -> str:
