@@ -44,7 +44,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if place.startswith("checks/"):
         return markdown
     # `docs/doctor` is a link to `doctor/docs`.
-    folder = posixpath.dirname(place.replace("doctor/", "doctor/docs/", 1) if "doctor/" in place else f"docs/{place}")
+    folder = posixpath.dirname(
+        place.replace("doctor/", "doctor/docs/", 1) if place.startswith("doctor/") else f"docs/{place}"
+    )
 
     def point(match: re.Match[str]) -> str:
         text, anchor = match["text"], match["anchor"] or ""
