@@ -24,9 +24,11 @@ CODES = {f"doctor/ddp_doctor/faults/{check.module}.py": code for code, check in 
 LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 HELP = {
     "Commands": ["--help"],
-    "Options of `train` and `fit`": ["train", "--help"],
     "Options of the module": ["train", "--model.help"],
     "Options of the data module": ["train", "--data.help", "lit_mnist.datamodule.MNISTDataModule"],
+    "Options of `train`, and of `fit`": ["train", "--help"],
+    "Options of `compare`": ["compare", "--help"],
+    "Options of `new`": ["new", "--help"],
 }
 
 
@@ -66,6 +68,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def cli_page() -> str:
     """Returns the CLI reference, as Markdown: the help of the parser."""
+    from lit_mnist import compare, new
     from lit_mnist.cli import LitCLI, expand_words
 
     os.environ["COLUMNS"] = "110"
@@ -73,9 +76,12 @@ def cli_page() -> str:
     parts = ["# CLI reference", "`python train.py` and `lit-mnist` are one command. This is what its parser prints."]
     for title, words in HELP.items():
         with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
-            LitCLI(expand_words(words))
+            program = {"compare": compare.main, "new": new.main}.get(words[0])
+            program(words[1:]) if program else LitCLI(expand_words(words))
         command = " ".join(["python train.py", *words])
-        parts.append(f"## {title}\n\n```text\n$ {command}\n{printed.getvalue().strip()}\n```")
+        # The usage repeats the names of all options.
+        text = re.sub(r"^usage: .*?\n\n", "", printed.getvalue(), flags=re.DOTALL).strip()
+        parts.append(f"## {title}\n\n```text\n$ {command}\n\n{text}\n```")
     sys.argv = arguments
     return "\n\n".join(parts) + "\n"
 
