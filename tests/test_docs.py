@@ -50,12 +50,10 @@ def test_its_commands_run(page: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     for text in [text for kind, text in blocks if kind == "bash"]:
-        words = ["bash", "-e", "-c", text]
-        output = tmp_path / ".output"
+        words, output = ["bash", "-e", "-c", text], tmp_path / ".output"
         with output.open("w") as file:
-            process = subprocess.Popen(
-                words, cwd=tmp_path, env=environment, stdout=file, stderr=file, start_new_session=True
-            )
+            options = {"cwd": tmp_path, "env": environment, "stdout": file, "stderr": file}
+            process = subprocess.Popen(words, start_new_session=True, **options)
             try:
                 code = process.wait(300)
             finally:
