@@ -54,7 +54,7 @@ def test_a_stock_cli_and_the_command_read_it(
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("name", "accuracy", "tolerance"),
-    [("seed", 0.916, 0.004), ("default", 0.991, 0.002), ("speedrun", 0.990, 0.002), ("basicnet", 0.980, 0.006)],
+    [("seed", 0.916, 0.004), ("default", 0.991, 0.002), ("speedrun", 0.990, 0.002), ("basicnet", 0.984, 0.006)],
 )
 def test_its_recipe_reaches_its_accuracy(
     train: Callable[..., dict[str, Any]], name: str, accuracy: float, tolerance: float
