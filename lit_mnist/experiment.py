@@ -118,7 +118,7 @@ class Experiment:
         return module
 
     def make_net(self, device: torch.device) -> nn.Module:
-        """Returns the network, whose weights depend on the seed alone."""
+        """Returns the network in the channels-last memory format; its weights depend on the seed alone."""
         names = ("net", "num_classes", "dropout", "views", "seed")
         net = make_net(**{name: self.model[name] for name in names}).to(device, self.dtype)
         convert_weights(net, torch.channels_last)
