@@ -541,9 +541,16 @@ def following(source: str, *lines: dict[str, Any]) -> Callable[[Path], Evidence]
         path.write_text(source)
         ranks = []
         for own in lines:
-            followed = {f"{path}:{line}": value for line, value in own.items() if not isinstance(value[0], float)}
-            read = {f"{path}:{line}": [{"loss": n} for n in v] for line, v in own.items() if isinstance(v[0], float)}
-            branches = event("branches", lines=followed, values=read, steps=dict.fromkeys([*followed, *read], 1))
+            times = {
+                f"{path}:{line}": [
+                    {"step": 1, "then": 0, "reads": {"loss": value}}
+                    if isinstance(value, float)
+                    else {"step": 1, "then": value, "reads": {}}
+                    for value in values
+                ]
+                for line, values in own.items()
+            }
+            branches = event("branches", times=times)
             ranks.append([collective(), branches, step(stack=[f"{path}:3"]), END])
         run = records(*ranks)
         return evidence(ranks=run, runs={"numbers later": run})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import inspect
 import random
 import threading
 import weakref
@@ -20,7 +19,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_doctor import remote
@@ -51,7 +49,6 @@ COLLECTIVES = (
 
 # Larger buckets of communication hooks are not recorded.
 _LARGE = 5_000_000
-_MOST_LOSSES = 500
 _MOST_PERMUTATIONS, _LONGEST_PERMUTATION = 20, 100_000
 
 
@@ -68,7 +65,7 @@ class CallProbe:
         self.before_collective: Callable[[], None] = lambda: None
         # Asynchronous collectives that nobody has waited for, with their events and the memory of their results.
         self._begun: list[tuple[dist.Work, dict[str, Any], set[int]]] = []
-        self._hooks, self._losses = 0, 0
+        self._hooks = 0
         # One process communicates with nobody.
         self._is_one = spec.purpose == "numbers" and spec.world_size == 1
         self._permutations: list[weakref.ref[torch.Tensor]] = []
@@ -97,8 +94,6 @@ class CallProbe:
         wrap(DistributedDataParallel, "register_comm_hook", self._on_register)
         for averager in (PeriodicModelAverager, HierarchicalModelAverager):
             before(averager, "average_parameters", self._on_average)
-        for name in ("cross_entropy", "nll_loss"):
-            wrap(functional, name, self._on_loss)
         if self.spec.purpose == "train" and self.spec.world_size > 1:
             wrap(torch, "randperm", self._on_permutation)
         remote.watch(lambda address: self.recorder.add("remote", address=address))
@@ -219,20 +214,6 @@ class CallProbe:
             return hook(state, bucket).then(keep)
 
         return original(ddp, state, observed)
-
-    def _on_loss(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Records over how many labels a loss is a mean."""
-        result, given = original(*args, **kwargs), inspect.signature(original).bind(*args, **kwargs)
-        given.apply_defaults()
-        wanted = given.arguments
-        target = wanted["target"]
-        is_mean = wanted["weight"] is None and wanted["reduction"] == "mean" and not target.is_floating_point()
-        # cross_entropy of torch does not call nll_loss of Python.
-        if is_mean and result.requires_grad and self._losses < _MOST_LOSSES:
-            self._losses += 1
-            count = int((target != wanted["ignore_index"]).sum())
-            self.recorder.add("mean_of_labels", value=float(result.detach()), count=count)
-        return result
 
     def _on_permutation(self, original: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Watches a permutation that the program draws, and may divide itself without a sampler."""
