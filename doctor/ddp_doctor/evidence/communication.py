@@ -48,11 +48,6 @@ class HookEffect:
         wrong = abs(self.scale - 1) > max(_SCALE, _TIMES_RESIDUAL * self.residual)
         return self.equal and self.scale > 0 and wrong
 
-    @property
-    def is_mean(self) -> bool:
-        """Whether the result is a multiple of the mean, up to compression."""
-        return self.equal and self.scale > 0 and self.residual <= _SCALE * self.scale
-
 
 def hook_effects(run: Run | None) -> list[HookEffect]:
     """Returns what the communication hooks of a run did in each step; empty without hooks."""

@@ -43,7 +43,6 @@ class Evidence:
         deterministic: Whether two runs gave the same weights; None if that is not known, or follows from the equality
             with one process.
         double: Whether the numbers are those of 64 bits.
-        always: Interventions of all further comparisons.
         explained: Whether a check has found a fault, or cannot tell whether there is one in the gradients.
         faulty: Whether a check has found a fault.
     """
@@ -54,7 +53,6 @@ class Evidence:
     reference: RankComparison = field(default_factory=lambda: RankComparison(cannot="it was not reached"))
     deterministic: bool | None = None
     double: bool = True
-    always: dict[str, Any] = field(default_factory=dict)
     explained: bool = False
     faulty: bool = False
     _interventions: dict[str, RankComparison] = field(default_factory=dict)
@@ -133,7 +131,6 @@ class Evidence:
         if self._trains_alone:
             return RankComparison(cannot="one rank trains something alone before the ranks train together")
         prefix = f"{name} " if name else ""
-        interventions = {**self.always, **interventions}
         double = self.double
         wanted = {"purpose": "numbers", "interventions": interventions, "later": not name}
         ranks = self.run(f"{prefix}numbers", double=double, **wanted)

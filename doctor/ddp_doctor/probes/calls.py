@@ -66,8 +66,6 @@ class CallProbe:
         # Asynchronous collectives that nobody has waited for, with their events and the memory of their results.
         self._begun: list[tuple[dist.Work, dict[str, Any], set[int]]] = []
         self._hooks = 0
-        # One process communicates with nobody.
-        self._is_one = spec.purpose == "numbers" and spec.world_size == 1
         self._permutations: list[weakref.ref[torch.Tensor]] = []
         self._divided: set[int] = set()
 
@@ -193,8 +191,8 @@ class CallProbe:
         name = getattr(hook, "__qualname__", type(hook).__name__).replace("<locals>.", "")
         self.recorder.add("comm_hook", name=name)
         self.recorder.has_hooks = True
-        # In one process, compression would only change its numbers.
-        if self._is_one or self.spec.interventions.get("plain_average"):
+        # Compression would hide or feign a fault of the numbers. What the hook does is seen in the other runs.
+        if self.spec.purpose == "numbers":
             return original(ddp, ddp.process_group, allreduce_hook)
 
         @functools.wraps(hook)

@@ -154,8 +154,6 @@ class Probes:
             recorder.add("error", **error)
         else:
             self.loaders.samples.datasets.call()
-            if self.spec.purpose == "train" and not recorder.rank:
-                self.steps.schedules.look_ahead()
         recorder.add(
             "end",
             reached_end=reached_end,

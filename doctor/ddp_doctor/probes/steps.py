@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,8 +24,8 @@ _MOST_PARTS = 16
 # Of more values without an optimizer, one parameter is followed; of larger models, tensors are recorded in the first
 # step alone.
 _LARGE = 5_000_000
-# The steps of a run whose tensors are recorded, and of a schedule after the last step that the program makes.
-_MOST_STEPS, _AHEAD = 6, 2_000
+# The steps of a run whose tensors are recorded.
+_MOST_STEPS = 6
 
 
 class GradientProbe:
@@ -105,7 +104,7 @@ class GradientProbe:
 
 
 class ScheduleProbe:
-    """Records each step of a schedule, and at the end what it would have become.
+    """Records each step of a schedule.
 
     Attributes:
         known: The schedules, in the order of their first steps.
@@ -114,8 +113,6 @@ class ScheduleProbe:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.known: list[LRScheduler] = []
-        self._calls: Counter[int] = Counter()
-        self._is_ahead = False
 
     def install(self) -> None:
         """Installs the probe."""
@@ -126,30 +123,8 @@ class ScheduleProbe:
         with suppress(TypeError, ValueError):
             self.recorder.add("metric of schedule", name=type(scheduler).__name__, value=float(metrics))
 
-    def look_ahead(self) -> None:
-        """Records the learning rates of the steps that a whole training run makes; nothing trains afterwards."""
-        self._is_ahead = True
-        for number, scheduler in enumerate(self.known):
-            if not type(scheduler).__module__.startswith("torch."):
-                # A class of the program may need the other ranks.
-                continue
-            group = scheduler.optimizer.param_groups[0]
-            base, rates = group.get("initial_lr"), [float(group["lr"])]
-            # OneCycleLR has a last step, and a schedule of the program may need more than its own state.
-            with suppress(Exception):
-                while base and len(rates) < _AHEAD:
-                    scheduler.step()
-                    rates.append(float(group["lr"]))
-            if base:
-                rates = [rate / float(base) for rate in rates]
-                self.recorder.add("ahead", calls=self._calls[number], rates=rates)
-
     def _on_step(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
-        if not self._is_ahead:
-            number = number_of(scheduler, self.known)
-            # torch makes the first call, before any optimizer step.
-            self._calls[number] += self.recorder.step > 0
-            self.recorder.add("scheduler", scheduler=number)
+        self.recorder.add("scheduler", scheduler=number_of(scheduler, self.known))
 
 
 class StepProbe:
