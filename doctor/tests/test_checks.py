@@ -652,30 +652,23 @@ def loads(matched: int, *keys: str) -> Event:
 AVERAGE = {"copies": [{"id": "1", "name": "dict", "digests": ["average"]}]}
 
 
-def restarted(**changes: Any) -> Evidence:
-    """Returns a program that saves an average and a schedule after step 3 and is started again, with changes."""
-    saved = event("saved", 3, optimizers=1, stateful=1, file="last.pt", keys=["last_epoch"], schedulers=["StepLR"])
+def restarted(rate: float = 0.0125, **changes: Any) -> Evidence:
+    """Returns a program that saves an average after step 3, and is started again with a rate and changes."""
+    saved = event("saved", 3, optimizers=1, stateful=1, file="last.pt")
     saved |= {"tensors": ["w", "average"], "weights": ["w"], "states": ["moments"], **AVERAGE}
     surveys = [event("copies", number, digests={"1": f"average {number}"}) for number in range(4)]
     steps = [step(number, lr=[0.1 * 0.5**number]) for number in range(5)]
     begun: Event = {"weights": ["w"], "states": ["moments"], "copies": {"7": ["average"]}, **changes}
     continued = [event("continued", **begun), event("continued", 1, **begun | {"copies": {"7": ["later"]}})]
-    runs = {"interrupted": both(END), "started again": both(*continued, step(lr=steps[3]["lr"]), END)}
+    runs = {"interrupted": both(END), "started again": both(*continued, step(lr=[rate]), END)}
     return evidence(ranks=both(*surveys, *steps, saved, END), runs=runs)
 
 
-def saving(source: str = "", **changes: Any) -> Callable[[Path], Evidence]:
-    """Returns a program with this source that saves, without the state of its schedule, and is not started again."""
-
-    def given(folder: Path) -> Evidence:
-        path = folder / "train.py"
-        path.write_text(source)
-        saved = event("saved", 3, f"{path}:1 in main", optimizers=1, stateful=1, file="last.pt", keys=["epoch"])
-        saved |= {"tensors": ["w"], "weights": ["w"], "copies": [], "schedulers": ["CosineAnnealingLR"]} | changes
-        surveys = [event("copies", number, digests={"1": f"average {number}"}) for number in range(4)]
-        return evidence(ranks=both(*surveys, step(), step(1, lr=[0.2]), saved, END))
-
-    return given
+def saving(**changes: Any) -> Evidence:
+    """Returns a program that saves, and is not started again."""
+    saved = event("saved", 3, optimizers=1, stateful=1, file="last.pt", tensors=["w"], weights=["w"], copies=[])
+    surveys = [event("copies", number, digests={"1": f"average {number}"}) for number in range(4)]
+    return evidence(ranks=both(*surveys, step(), step(1), saved | changes, END))
 
 
 ROWS["LD026"] = [
@@ -683,26 +676,10 @@ ROWS["LD026"] = [
     ("the keys of the module", NOTHING, two(loads(2))),
     ("no state is loaded", "not reached", two()),
 ]
-RESUME = "optimizer.load_state_dict(state['opt'])\nnet.load_state_dict(state['net'])\n"
 ROWS["LD025"] = [
     ("an average is not in the checkpoint", "fault", saving(**AVERAGE)),
     ("all is restored", NOTHING, restarted()),
-    ("a schedule is restarted", "fault", saving(RESUME)),
-    ("no optimizer is restored", "note", saving("net.load_state_dict(state['net'])\n")),
-    ("a schedule is restored", "note", saving(RESUME + "scheduler.load_state_dict(state['lr'])\n")),
-    (
-        "a schedule begins at its position",
-        "note",
-        saving(RESUME + "schedule = StepLR(optimizer, 3, last_epoch=epoch)\n"),
-    ),
-    ("a schedule steps to its position", "note", saving(RESUME + "for _ in range(epoch):\n    schedule.step()\n")),
-    ("a schedule steps in training", "fault", saving(RESUME + "for x in loader:\n    train(x)\n    schedule.step()\n")),
-    (
-        "neither a schedule nor a position is saved",
-        "fault",
-        saving("model.load_state_dict(torch.load('a.pt'))", keys=[]),
-    ),
-    ("the same, and nothing is loaded yet", "note", saving("rows = json.load(file)", keys=[])),
+    ("the rate begins again", "fault", restarted(0.1)),
     ("the program does not resume", "cannot tell", restarted(weights=["initial"])),
     ("nothing is saved", "not reached", two()),
 ]

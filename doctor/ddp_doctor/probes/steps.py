@@ -149,7 +149,7 @@ class StepProbe:
         self.gradients = GradientProbe(recorder, spec)
         self.state = StateProbe(recorder, spec)
         self.schedules = ScheduleProbe(recorder)
-        self.state.optimizers, self.state.schedulers = self.optimizers, self.schedules.known
+        self.state.optimizers = self.optimizers
         self.state.others += [self.gradients.local, self.gradients.micro]
 
     def install(self) -> None:
