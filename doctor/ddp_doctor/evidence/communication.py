@@ -163,6 +163,16 @@ def shards(evidence: Evidence) -> bool:
     return False
 
 
+def own_weights(evidence: Evidence) -> str:
+    """Returns why the ranks do not average gradients of whole parameters, or nothing."""
+    if shards(evidence):
+        return "each rank holds a part of the parameters only"
+    if how := averaged_weights(evidence):
+        return f"the ranks average their weights ({how}), and train different weights between"
+    how = own_models(evidence)
+    return f"each rank trains a model of its own, {how}" if how else ""
+
+
 def own_models(evidence: Evidence) -> str:
     """Returns by what each rank trains a model of its own on purpose, as in a search or a cross-validation, or nothing.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.communication import averaged_weights, own_models, shards
+from ddp_doctor.evidence.communication import own_weights
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import owned
 from ddp_doctor.evidence.rank_comparison import RankComparison
@@ -12,17 +12,10 @@ from ddp_doctor.records.run import Run
 
 def compare_training(evidence: Evidence) -> str:
     """Compares the first training steps, sets `evidence.reference`, and returns the outcome in one sentence."""
-    cannot = ""
-    single = evidence.runs.get("single")
+    cannot, single = own_weights(evidence), evidence.runs.get("single")
     if single and not single.worked:
         cannot = f"the code fails on one process ({single.short_reason})"
-    elif shards(evidence):
-        cannot = "each rank holds a part of the parameters only"
-    elif how := averaged_weights(evidence):
-        cannot = f"the ranks average their weights ({how}), not their gradients"
-    elif how := own_models(evidence):
-        cannot = f"each rank trains a model of its own, {how}"
-    elif any(map(owned, evidence.trained)):
+    elif not cannot and any(map(owned, evidence.trained)):
         cannot = "each rank owns parameters, which DistributedDataParallel is told to ignore"
     if cannot:
         cannot = _repeat(evidence) or cannot

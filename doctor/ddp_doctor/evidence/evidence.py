@@ -14,7 +14,6 @@ from ddp_doctor.evidence.rank_comparison import (
     THRESHOLD,
     RankComparison,
     compare_ranks,
-    compare_unclipped,
 )
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.run import RankRecord, Run
@@ -159,7 +158,7 @@ class Evidence:
             found = compare_ranks(ranks, reference, threshold=threshold)
             if not found.cannot:
                 self._method = found.method
-                return compare_unclipped(found, ranks, reference.ranks[0], threshold=threshold)
+                return found
             why = found.cannot
         # More steps, as one process may step after the micro-batches of each rank.
         one["steps"] = self.spec.steps * self.spec.world_size

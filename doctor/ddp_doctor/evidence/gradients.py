@@ -10,11 +10,9 @@ import torch
 
 from ddp_doctor.evidence.communication import (
     HookEffect,
-    averaged_weights,
     averaged_weights_of,
     hook_effects,
-    own_models,
-    shards,
+    own_weights,
 )
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import SAME, RankComparison, distance, is_multiple, names_of
@@ -60,14 +58,10 @@ def first_divergence(evidence: Evidence) -> Divergence | None:
 
     Parameters that each rank owns are meant to differ.
     """
-    found = None if _are_meant_to_differ(evidence) else _first_of(evidence.trained)
+    found = None if own_weights(evidence) else _first_of(evidence.trained)
     hooks = hook_effects(evidence.worked("ranks")) if found else []
     hook = next((hook for hook in hooks if found and hook.step == found.step and hook.local), None)
     return replace(found, hook=hook) if found else None
-
-
-def _are_meant_to_differ(evidence: Evidence) -> bool:
-    return bool(shards(evidence) or averaged_weights(evidence) or own_models(evidence))
 
 
 def skipping_rank(evidence: Evidence) -> int | None:
@@ -92,7 +86,7 @@ def owned(rank: RankRecord) -> set[str]:
 
 def later_divergence(evidence: Evidence) -> Divergence | None:
     """Returns the same for a run of more steps, whose tensors are not recorded: what begins later is seen as well."""
-    if not evidence.trained or _are_meant_to_differ(evidence):
+    if not evidence.trained or own_weights(evidence):
         return None
     many = evidence.later()
     # Averages may begin late as well.
@@ -186,7 +180,7 @@ def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
 
     The average has the same norm on all ranks.
     """
-    if first_divergence(evidence) or averaged_weights(evidence) or own_models(evidence):
+    if first_divergence(evidence) or own_weights(evidence):
         return None
     clips = [[event for event in rank.of_kind("clip") if event["norm"] is not None] for rank in evidence.trained]
     for events in zip(*clips, strict=False):

@@ -48,7 +48,6 @@ class RankComparison:
         method: How one process got what the ranks had: `BATCHES`, or `MICRO_BATCHES` where that is not possible; empty
             if it did not.
         limits: What this method does not show, and why no better one was possible; empty for `BATCHES`.
-        clipped: Whether the gradients differ before clipping only.
         passes: For each backward pass of rank 0, its weight in the gradient that the optimizer of this rank got, for a
             step of several passes; empty if these weights do not explain the gradient.
     """
@@ -68,7 +67,6 @@ class RankComparison:
     cannot: str = ""
     method: str = ""
     limits: str = ""
-    clipped: bool = False
     passes: tuple[float, ...] = ()
 
     @property
@@ -105,7 +103,8 @@ def compare_ranks(ranks: Run, reference: Run, *, threshold: float = THRESHOLD) -
     passes = [[len(event.get("passes", ())) for event in rank.of_kind("step")[:1]] for rank in (one, ranks.ranks[0])]
     if passes[0] != passes[1]:
         return RankComparison(cannot="one process makes another number of backward passes per optimizer step")
-    return compare_records(ranks, one, threshold=threshold)
+    before = unclipped(ranks)
+    return compare_records(before, one if before is ranks else before_clipping(one), threshold=threshold)
 
 
 def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: str = BATCHES) -> RankComparison:
@@ -279,20 +278,16 @@ def _sorted_rows(outputs: torch.Tensor) -> torch.Tensor:
     return (rows @ torch.rand(rows.shape[1], generator=generator, dtype=torch.float64)).sort().values
 
 
-def compare_unclipped(found: RankComparison, ranks: Run, one: RankRecord, *, threshold: float) -> RankComparison:
-    """Returns the comparison before clipping if only the clipped gradients are equal, otherwise the one given.
+def unclipped(run: Run) -> Run:
+    """Returns a run with the gradients before clipping, which makes those of different lengths equal.
 
-    While it is active, clipping to a norm makes gradients of different lengths equal. Gradients that the ranks clip
-    before they share them are not compared.
+    Gradients that the ranks clip before they share them stay as they are.
     """
-    shared = [ranks.tensors(f"unclipped/{name}") for name in _clipped(ranks.ranks[0])]
-    if found.cannot or found.differs or not shared or any(len(own) < len(ranks.ranks) for own in shared):
-        return found
-    if any(not torch.equal(a, b) for own in shared for a, b in pairwise(own)):
-        return found
-    unclipped = replace(ranks, ranks=[before_clipping(rank) for rank in ranks.ranks])
-    before = compare_records(unclipped, before_clipping(one), threshold=threshold)
-    return replace(before, clipped=True) if before.differs else found
+    for name in _clipped(run.ranks[0]):
+        own = run.tensors(f"unclipped/{name}")
+        if not own or any(not torch.equal(a, b) for a, b in pairwise(own)):
+            return run
+    return replace(run, ranks=[before_clipping(rank) for rank in run.ranks])
 
 
 def _clipped(record: RankRecord) -> list[str]:

@@ -101,7 +101,6 @@ def check(evidence: Evidence) -> list[Finding]:
         return [cannot_tell(message)]
     cause = "the gradients are summed" if factor > 1 else "the loss is a sum, or divided by the number of ranks again"
     message = f"Several ranks step with {factor:.3g} times the gradient of one process with the same samples: {cause}."
-    message += " Clipping hides this for as long as the gradient is longer than its limit." if found.clipped else ""
     later = evidence.compare("factor", weights=[1 / factor] * ranks).at(found)
     proof = (
         f"With {1 / factor:.3g} times the gradient, {found.falls_to(later)}" if later < found.difference / 100 else ""
