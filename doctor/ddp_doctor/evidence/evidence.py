@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.evidence.micro_batches import compare_micro_batches, missing_turns
+from ddp_doctor.evidence.micro_batches import compare_micro_batches
 from ddp_doctor.evidence.rank_comparison import (
     MICRO_BATCHES,
     THRESHOLD,
@@ -163,11 +163,7 @@ class Evidence:
         # More steps, as one process may step after the micro-batches of each rank.
         one["steps"] = self.spec.steps * self.spec.world_size
         changes["micro_batches"] = True
-        in_turn = [self.run(f"{prefix}reference in turn", **one, interventions=changes)]
-        # A program of few steps is run again for the micro-batches of the next rank.
-        while len(in_turn) < self.spec.world_size and (begin := missing_turns(ranks, in_turn)):
-            name = f"{prefix}reference in turn from {begin}"
-            in_turn.append(self.run(name, **one, interventions={**changes, "begin": begin}))
+        in_turn = self.run(f"{prefix}reference in turn", **one, interventions=changes)
         found = compare_micro_batches(ranks, in_turn, threshold=THRESHOLD if double else _LEAST)
         if found.cannot:
             return replace(found, cannot=f"{why}; {found.cannot}" if why else found.cannot)
