@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 import torch
 
-from ddp_doctor.evidence.communication import own_models
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.rank_comparison import names_of
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, unmet
-from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, last
 
 CODE = "LD009"
@@ -71,9 +70,6 @@ def _leads_to(file: SourceFile, call: ast.Call, backward: ast.Call) -> bool:
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients that stay on the rank that computed them."""
-    if how := own_models(evidence):
-        place = evidence.trained[0].of_kind("step")[0]["place"]
-        return [note(f"Each rank trains a model of its own, {how}: nothing averages them.", 0, place=place)]
     found = first_divergence(evidence)
     if found is None:
         return unmet(evidence, averages_gradients)

@@ -113,7 +113,8 @@ def _not_restored(firsts: Sequence[RankRecord], ranks: Sequence[RankRecord]) -> 
     begins = [record.of_kind("continued") for record in ranks]
     if not all(begins):
         return cannot_tell(f"{_NO_RESTART} started again after its checkpoint, the program takes no step.")
-    saved = _resumed_from(_checkpoints(firsts[0]), begins[0][0]["weights"])
+    weights = begins[0][0]["weights"]
+    saved = next((event for event in reversed(_checkpoints(firsts[0])) if event["weights"] == weights), None)
     if saved is None:
         why = "started again, the program does not resume from its checkpoint; it may need an option."
         return cannot_tell(f"{_NO_RESTART} {why}")
@@ -129,22 +130,6 @@ def _place(event: Event, record: RankRecord) -> str:
     """Returns the user's place of an event, or, if a Trainer saves and loads, that of what is saved."""
     events = [event, *record.of_kind("scheduler", "optimizer")]
     return next((one["place"] for one in events if one["place"]), "")
-
-
-def _resumed_from(events: Sequence[Event], begun: Sequence[str]) -> Event | None:
-    """Returns the last checkpoint with the weights before the first step, or None.
-
-    Of the weights that change between checkpoints, half are enough: a momentum encoder has already moved in the
-    forward pass of this step.
-    """
-    known = [event for event in events if len(event["weights"]) == len(begun)]
-    places = range(len(begun))
-    moving = [place for place in places if len({event["weights"][place] for event in known}) > 1]
-    least = (len(moving) + 1) // 2 if moving else len(begun)
-    found = [
-        event for event in known if sum(event["weights"][place] == begun[place] for place in moving or places) >= least
-    ]
-    return found[-1] if found else None
 
 
 def _lost(first: RankRecord, ranks: Sequence[RankRecord], begins: Sequence[Sequence[Event]], saved: Event) -> str:
