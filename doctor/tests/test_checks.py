@@ -264,10 +264,7 @@ def compared(difference: float = 0.5, ranks: list[RankRecord] = STEPS, **values:
 
 
 def scaled(factor: float, residual: float = 0.0, **values: Any) -> Evidence:
-    applied = ((factor / 2, factor / 2), residual)
-    return compared(
-        abs(factor - 1) + residual, weights=(0.5, 0.5), applied=applied, one_process=((0.5, 0.5), 0.0), **values
-    )
+    return compared(abs(factor - 1) + residual, weights=(0.5, 0.5), scale=factor, left=residual, **values)
 
 
 def combined(*events: Event, second: Sequence[Event] | None = None, **values: Any) -> Evidence:

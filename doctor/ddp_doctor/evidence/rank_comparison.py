@@ -40,8 +40,8 @@ class RankComparison:
             are 1 / ranks each.
         residual: What they leave.
         differences: The difference of each step.
-        applied: The weights in the gradient that the optimizer of rank 0 got.
-        one_process: The same for the optimizer of one process, whose gradient a scaler may have divided.
+        scale: What the optimizer of rank 0 got as a multiple of what that of one process got; 0 if it is not known.
+        left: What this multiple leaves, relative.
         module: The first module whose outputs differ, with its class; empty if there is none.
         modules_seen: Whether the outputs of all modules are known.
         cannot: Why the comparison says nothing; empty if it does.
@@ -59,8 +59,8 @@ class RankComparison:
     weights: tuple[float, ...] = ()
     residual: float = 0.0
     differences: tuple[float, ...] = ()
-    applied: Weights = ((), 0.0)
-    one_process: Weights = ((), 0.0)
+    scale: float = 0.0
+    left: float = 0.0
     module: str = ""
     module_class: str = ""
     modules_seen: bool = True
@@ -129,6 +129,7 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
             worst = (found[0], step, found[1])
     difference, step, tensor = worst
     weights, residual = _weights(ranks, one, step)
+    scale, left = _solve([vector(one, step, "applied")], vector(ranks.ranks[0], step, "applied"))
     module, kind, seen = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     return RankComparison(
         difference,
@@ -138,8 +139,8 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         weights,
         residual,
         differences=tuple(differences),
-        applied=_least_squares(ranks, vector(ranks.ranks[0], step, "applied"), step),
-        one_process=_least_squares(ranks, vector(one, step, "applied"), step),
+        scale=sum(scale),
+        left=left,
         module=module,
         module_class=kind,
         modules_seen=seen,

@@ -83,15 +83,12 @@ def check(evidence: Evidence) -> list[Finding]:
     if not found.differs or not found.is_weighted or first_divergence(evidence):
         return unmet(evidence, compared)
     ranks = len(found.weights)
-    used, residual = found.applied
-    if max(found.weights) - min(found.weights) >= _EQUAL * ranks or not used:
+    factor = found.scale
+    if max(found.weights) - min(found.weights) >= _EQUAL * ranks or not factor:
         return []
-    if residual > _UNEVEN or _is_uneven(used):
+    if found.left > _UNEVEN:
         return _changed_before_the_step(evidence, found)
-    # What the ranks apply, relative to one process with the same samples.
-    own, rest = found.one_process
-    factor = used[0] / (own[0] if own and own[0] and rest <= max(_EQUAL, residual) else found.weights[0])
-    if abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * residual):
+    if abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * found.left):
         return []
     if found.method == MICRO_BATCHES and not any(isclose(factor, ranks**power, rel_tol=0.02) for power in _POWERS):
         message = (
@@ -108,17 +105,13 @@ def check(evidence: Evidence) -> list[Finding]:
     return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence), proof)]
 
 
-def _is_uneven(weights: tuple[float, ...]) -> bool:
-    return max(weights) - min(weights) > _UNEVEN * max(map(abs, weights))
-
-
 def _changed_before_the_step(evidence: Evidence, found: RankComparison) -> list[Finding]:
     """Returns that the gradient is changed on its way to the optimizer, if no other check says by what."""
     if own_clip(evidence):
         # LD011.
         return []
     where = found.step, found.tensor, found.measured, loss_place(evidence)
-    if found.passes and _is_uneven(found.passes):
+    if found.passes and max(found.passes) - min(found.passes) > _UNEVEN * max(map(abs, found.passes)):
         numbers = ", ".join(f"{weight / max(found.passes, key=abs):.3g}" for weight in found.passes)
         message = (
             f"The backward passes of a step count unequally on several ranks ({numbers}), and equally on one process: "
