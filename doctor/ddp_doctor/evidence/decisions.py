@@ -189,7 +189,7 @@ class Condition:
 
     def decides(self, steps: set[str], saves: set[str]) -> str:
         """Returns what it decides, directly or through values that it sets, by the places of steps and saves."""
-        return ENDS if self.stops(steps) else KEEPS if self.keeps(saves) else ""
+        return ENDS if self.stops(steps) else KEEPS if self._is_around(saves) else ""
 
     def decides_itself(self, steps: set[str], saves: set[str]) -> str:
         """Returns what it decides directly."""
@@ -199,7 +199,11 @@ class Condition:
     def keeps(self, saves: set[str]) -> bool:
         """Returns whether weights are saved or copied by it, as those of the best epoch."""
         named = any("save" in name.lower() or "state_dict" in name for name in names_in(self.node.body))
-        return named or any(line in _lines_of([self.node]) for line in self._lines(saves))
+        return named or self._is_around(saves)
+
+    def _is_around(self, places: Iterable[str]) -> bool:
+        """Returns whether one of these places is run or not by it."""
+        return any(line in _lines_of([self.node]) for line in self._lines(places))
 
     def stops(self, steps: set[str]) -> bool:
         """Returns whether the training loop ends by it, or by a value that it sets, as `best`, and then `patience`."""

@@ -48,21 +48,16 @@ def _operands(test: ast.expr) -> Iterator[ast.expr]:
         yield from _operands(test.operand)
     # A part of `a and b` may not be reached.
     elif isinstance(test, ast.Compare | ast.Call) and not any(map(ast.unparse(test).lower().count, _NO_DECISIONS)):
-        yield from (node for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute | ast.Subscript))
+        yield from (node for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute))
 
 
 def _value(node: ast.expr, frame: Any) -> Any:
-    """Returns the value of a name, an attribute of an object, or an item, without asking the object."""
+    """Returns the value of a name, or of an attribute of an object, without asking the object."""
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute):
         with suppress(TypeError):
             return vars(_value(node.value, frame)).get(node.attr)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        owner = _value(node.value, frame)
-        if type(owner) in {dict, list, tuple}:
-            with suppress(LookupError, TypeError):
-                return owner[node.slice.value]
     return None
 
 
