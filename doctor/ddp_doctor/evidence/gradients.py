@@ -98,9 +98,8 @@ def later_divergence(evidence: Evidence) -> Divergence | None:
 def _first_of(ranks: Sequence[RankRecord]) -> Divergence | None:
     if not ranks:
         return None
-    meant, steps = owned(ranks[0]), range(len(ranks[0].of_kind("step")))
+    meant = owned(ranks[0])
     found = next((found for other in ranks[1:] if (found := _divergence(ranks[0], other, meant))), None)
-    found = found or next((found for step in steps if (found := _of_parts(ranks, step))), None)
     return replace(found, passes=passes_of(ranks[0], found.step)) if found else None
 
 
@@ -109,9 +108,16 @@ def _divergence(first: RankRecord, second: RankRecord, meant: Collection[str]) -
     # As soon as a rank has joined, those of the others have other numbers.
     last = min((event["step"] for rank in ranks for event in rank.of_kind("joined")), default=None)
     steps, stepped = ([rank.of_kind(kind)[:last] for rank in ranks] for kind in ("step", "stepped"))
+    # If each rank updates a part of the parameters for all, their weights are equal whatever the gradients are.
+    shared = {event["step"] for event in first.of_kind("part")}
     for number, (a, b) in enumerate(zip(*stepped, strict=False)):
         keys = [key for key in {**a["weights"], **b["weights"]} if key not in meant]
-        if different := [key for key in keys if a["weights"].get(key) != b["weights"].get(key)]:
+        different = [key for key in keys if a["weights"].get(key) != b["weights"].get(key)]
+        if number in shared:
+            applied = {key: [record.tensors.get(f"applied/{number}/{key}") for record in ranks] for key in keys}
+            known = {key: [one for one in pair if one is not None] for key, pair in applied.items()}
+            different += [key for key, pair in known.items() if len(pair) == len(ranks) and not torch.equal(*pair)]
+        if different:
             place = steps[0][number]["place"] if number < len(steps[0]) else ""
             return _classify(first, second, number, different, place, meant)
     if len(stepped[0]) != len(stepped[1]):
@@ -142,37 +148,6 @@ def _classify(
         kind = "partly" if len(known) > len(unequal) else "local"
     amount = max(distance(*known[key][0]) for key in unequal)
     return Divergence(step, kind, tuple(names[key] for key in unequal), amount, place)
-
-
-def _of_parts(ranks: Sequence[RankRecord], step: int) -> Divergence | None:
-    """Returns how the gradients of a step differ if each rank updates a part of the parameters for all of them.
-
-    The weights of the ranks are then equal whatever their gradients are. Each part must be updated with the mean
-    gradient of the ranks, or with the same multiple of it.
-    """
-    names, events = names_of(ranks[0]), [rank.of_kind("part") for rank in ranks]
-    parts = [{key for event in of for key in event["keys"] if event["step"] == step} & names.keys() for of in events]
-    if not all(parts) or sum(map(len, parts)) > len(set().union(*parts)):
-        return None
-    scales, own = dict[str, float](), list[str]()
-    for rank, key in ((rank, key) for rank, part in zip(ranks, parts, strict=True) for key in sorted(part)):
-        applied, local = (rank.tensors.get(f"{what}/{step}/{key}") for what in ("applied", "local"))
-        locals_of_all = [found for other in ranks if (found := other.tensors.get(f"local/{step}/{key}")) is not None]
-        if applied is None or local is None or len(locals_of_all) < len(ranks):
-            return None
-        mean = torch.stack(locals_of_all).double().mean(0)
-        if is_multiple(applied, mean):
-            scales[key] = float(applied.norm() / mean.norm()) if mean.any() else 1.0
-        elif is_multiple(applied, local):
-            own.append(key)
-        else:
-            # Compressed, or with what earlier steps left.
-            return None
-    place = ranks[0].of_kind("step")[step]["place"]
-    if own:
-        return Divergence(step, "local", tuple(names[key] for key in own), place=place)
-    amount = 1 - min(scales.values()) / max(scales.values()) if all(scales.values()) else 0.0
-    return Divergence(step, "scaled", tuple(names[key] for key in scales), amount, place) if amount > SAME else None
 
 
 def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:

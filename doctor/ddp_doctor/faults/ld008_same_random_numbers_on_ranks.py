@@ -40,16 +40,7 @@ _GENERATORS = ("torch", "NumPy", "Python", OWN)
 
 
 class _Shared(NamedTuple):
-    """Draws that two ranks share.
-
-    Attributes:
-        data: Whether they decide which data the ranks see.
-        step: The step.
-        what: What is drawn.
-        place: The user's place of the draw, or empty.
-        generator: `torch`, `NumPy`, `Python`, or those of the program.
-        in_workers: Whether they are drawn in the workers of a loader.
-    """
+    """Draws that two ranks share: whether they decide which data the ranks see, and when, what and where is drawn."""
 
     data: bool
     step: int

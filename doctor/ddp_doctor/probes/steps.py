@@ -224,8 +224,7 @@ class StepProbe:
         self._stepping.append(optimizer)
         if len(self._stepping) > 1:
             # A part of another optimizer, which records the step: a sharded optimizer has one with its own shard.
-            own = set(map(id, _parameters(optimizer)))
-            self.recorder.add("part", keys=[key for key, value in self.parameters().items() if id(value) in own])
+            self.recorder.add("part")
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
