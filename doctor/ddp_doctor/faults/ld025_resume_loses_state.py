@@ -193,21 +193,18 @@ def _repeated_epoch(first: RankRecord, resumed: RankRecord, step: int) -> str:
 
 def _taken_from_rank_0(firsts: Sequence[RankRecord], resumed: Sequence[RankRecord], step: int) -> tuple[str, bool]:
     """Returns what the ranks had each for itself, and all of them get from rank 0 in a resumed run; is it a fault?"""
-    before, after = [_first_call(record, step) for record in firsts], [_first_call(record, 0) for record in resumed]
-    first, again = before[0], after[0]
-    for rank, (own, other) in enumerate(zip(before[1:], after[1:], strict=False), 1):
+    first, *before = [_first_call(record, step) for record in firsts]
+    again, *after = [_first_call(record, 0) for record in resumed]
+    for rank, (own, other) in enumerate(zip(before, after, strict=False), 1):
         if not (first and again and own and other):
             continue
         calls = first, again, own, other
         text = f"At the first step after the checkpoint of step {step}, rank {rank} continues with "
+        inputs = zip(*(call["inputs"] for call in calls), strict=False)
         # If rank 0 continues with another input, a small one, such as a length, may be equal by chance.
-        if first["inputs"] == again["inputs"] and any(
-            _is_taken(*values) for values in zip(*(call["inputs"] for call in calls), strict=False)
-        ):
-            return (
-                f"{text}an input of rank 0, such as its samples or the state of its network: the checkpoint has the "
-                "position or the state of rank 0 alone, and all ranks load it."
-            ), True
+        if first["inputs"] == again["inputs"] and any(_is_taken(*values) for values in inputs):
+            what = "an input of rank 0, such as its samples or the state of its network"
+            return f"{text}{what}: the checkpoint has what rank 0 alone had, and all ranks load it.", True
         for name in first["generators"]:
             if _is_taken(*(call["generators"][name] for call in calls)):
                 text += f"the state of rank 0's generator of {name}, so that all ranks draw the same random numbers."
