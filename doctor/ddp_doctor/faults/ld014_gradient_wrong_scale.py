@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Iterator
 from math import isclose
 
 from ddp_doctor.evidence.communication import hook_effects
@@ -13,7 +10,6 @@ from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip
 from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison
 from ddp_doctor.evidence.requirements import compared, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault, unclear
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile
 
 CODE = "LD014"
 TITLE = "The gradient has the wrong scale"
@@ -39,38 +35,6 @@ _TIMES_RESIDUAL = 5
 _POWERS = (-2, -1, 1, 2)
 # Relative; in 64 bits, healthy programs are far below.
 _UNEVEN = 1e-3
-
-
-_RANKS = re.compile(r"(.*[._])?(get_)?(world_?size|num_processes|n_?ranks|num_replicas)(\(.*\))?", re.IGNORECASE)
-
-
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds a loss that is divided by the number of ranks before its backward pass."""
-    if not file.program.distributed or "DistributedDataParallel" not in "".join(one.text for one in file.program.files):
-        return
-    for node in file.nodes if file.called("backward") else ():
-        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div):
-            by = node.right if isinstance(node, ast.BinOp) else node.value
-            if _RANKS.fullmatch(ast.unparse(by)) and _is_backed(file, node):
-                message = f"the loss is divided by {ast.unparse(by)}, and DistributedDataParallel divides again."
-                yield Likely(node, message, MEDIUM)
-
-
-def _is_backed(file: SourceFile, node: ast.AST) -> bool:
-    """Returns whether the quotient, under the name it gets, is what `backward()` is called on next."""
-    backwards = [one for one in file.called("backward") if file.scope(one) is file.scope(node)]
-    if any(file.contains(one, node) for one in backwards):
-        return True
-    statement = next(one for one in [node, *file.above(node)] if isinstance(one, ast.stmt))
-    target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
-    passes = [one for one in backwards if one.lineno > statement.lineno]
-    if target is None or not passes or file.without_gradients(node):
-        return False
-    name, end = ast.unparse(target), passes[0].lineno
-    later = [one for one, _ in file.assigned(target) if statement.lineno < one.lineno < end]
-    changed = any(not isinstance(one, ast.AugAssign) for one in later)
-    parts = [one for one in ast.walk(passes[0]) if isinstance(one, ast.expr)]
-    return not changed and any(ast.unparse(part) == name for part in parts)
 
 
 def check(evidence: Evidence) -> list[Finding]:
