@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from ddp_doctor.evidence.communication import (
-    HookEffect,
     averaged_weights_of,
-    hook_effects,
     own_weights,
 )
 from ddp_doctor.evidence.evidence import Evidence
@@ -31,7 +29,7 @@ class Divergence:
         amount: Largest relative difference of a gradient between the ranks.
         place: The user's place of the optimizer step.
         passes: The forward passes through DistributedDataParallel with gradients before the step.
-        hook: The communication hook that gives each rank its own gradient back in the step, or None.
+        hook: The communication hook that gives each rank its own gradient back, or None.
     """
 
     step: int
@@ -40,7 +38,7 @@ class Divergence:
     amount: float = 0.0
     place: str = ""
     passes: Sequence[dict[str, Any]] = ()
-    hook: HookEffect | None = None
+    hook: dict[str, Any] | None = None
 
     @property
     def tensor(self) -> str:
@@ -59,9 +57,8 @@ def first_divergence(evidence: Evidence) -> Divergence | None:
     Parameters that each rank owns are meant to differ.
     """
     found = None if own_weights(evidence) else _first_of(evidence.trained)
-    hooks = hook_effects(evidence.worked("ranks")) if found else []
-    hook = next((hook for hook in hooks if found and hook.step == found.step and hook.local), None)
-    return replace(found, hook=hook) if found else None
+    hooks = evidence.trained[0].of_kind("comm_hook") if found and found.kind == "local" else []
+    return replace(found, hook=hooks[0]) if found and hooks else found
 
 
 def skipping_rank(evidence: Evidence) -> int | None:

@@ -129,7 +129,7 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
             worst = (found[0], step, found[1])
     difference, step, tensor = worst
     weights, residual = _weights(ranks, one, step)
-    scale, left = _solve([vector(one, step, "applied")], vector(ranks.ranks[0], step, "applied"))
+    scale, left = solve([vector(one, step, "applied")], vector(ranks.ranks[0], step, "applied"))
     module, kind, seen = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     return RankComparison(
         difference,
@@ -197,7 +197,7 @@ def passes_of_rank_0(ranks: Run, step: int) -> tuple[float, ...]:
     """Returns the weight of each backward pass of rank 0 in the gradient that its optimizer got, or nothing."""
     count = len(_passes(ranks.ranks[0], step))
     parts = [vector(rank, step, f"micro{number}", 1 + count) for rank in ranks.ranks for number in range(count)]
-    weights, residual = _solve(parts, vector(ranks.ranks[0], step, "applied", 1 + count))
+    weights, residual = solve(parts, vector(ranks.ranks[0], step, "applied", 1 + count))
     return weights[:count] if residual <= THRESHOLD else ()
 
 
@@ -208,10 +208,11 @@ def _passes(record: RankRecord, step: int) -> list[str]:
 
 
 def _least_squares(ranks: Run, whole: torch.Tensor | None, step: int, what: str = "local") -> Weights:
-    return _solve([vector(rank, step, what) for rank in ranks.ranks], whole)
+    return solve([vector(rank, step, what) for rank in ranks.ranks], whole)
 
 
-def _solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> Weights:
+def solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> Weights:
+    """Returns the weights of vectors in another one by least squares, and what they leave of it."""
     known = [part for part in parts if part is not None and whole is not None and part.shape == whole.shape]
     if whole is None or not known or len(known) < len(parts) or not float(whole.norm()):
         return (), 0.0

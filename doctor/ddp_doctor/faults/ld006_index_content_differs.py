@@ -52,14 +52,6 @@ def check(evidence: Evidence) -> list[Finding]:
         if found.different:
             shown = ", ".join(map(str, found.different[:4]))
             message = f"Samples of the {event['dataset']} have another label on each rank, such as {shown}."
-        run = evidence.run("one seed", same_seed=True)
-        if run.worked:
-            again = contents(run.ranks, base)
-            message += (
-                " This also happens with one seed on all ranks, as by the order of a set or hash()."
-                if again.different or again.permuted
-                else " With one seed on all ranks they are equal: a random number without a seed."
-            )
         amount = f"{len(found.different) or found.calls} of {found.calls} samples"
         return [fault(message, event["step"], "", amount, event["place"])]
     own = _own_part(evidence)

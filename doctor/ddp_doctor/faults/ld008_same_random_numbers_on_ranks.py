@@ -73,9 +73,7 @@ def _finding(evidence: Evidence, shared: _Shared) -> Finding:
     proof = ""
     if not shared.in_workers and shared.generator != OWN:
         run = evidence.run("a seed per rank", interventions={"seeds": 1})
-        if run.worked and any(other.data for other in _shared(run.ranks)):
-            message += " The program sets this state again and again."
-        elif run.worked:
+        if run.worked and not any(other.data for other in _shared(run.ranks)):
             proof = "with another seed per rank from the first batch on, the states differ"
     return fault(message, shared.step, place=place, proof=proof)
 

@@ -38,8 +38,8 @@ def check(evidence: Evidence) -> list[Finding]:
         return unmet(evidence, averages_gradients)
     place, wrapped = found.place, evidence.ranks[0].of_kind("ddp")
     if found.hook:
-        place = found.hook.place
-        what = f"the communication hook {found.hook.name} returns it as it is"
+        place = found.hook["place"]
+        what = f"the communication hook {found.hook['name']} returns it as it is"
     elif found.kind == "local" and not found.passes:
         # Where it is called, and leaves these gradients, it is LD010 or LD016.
         what = "DistributedDataParallel.forward is not called" if wrapped else "no model is wrapped"

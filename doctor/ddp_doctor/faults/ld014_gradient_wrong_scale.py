@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from math import isclose
 
-from ddp_doctor.evidence.communication import hook_effects
+import torch
+
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip, without_batch_norm
-from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison
+from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison, solve
 from ddp_doctor.evidence.requirements import compared, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault, unclear
+from ddp_doctor.records.run import Run
 
 CODE = "LD014"
 TITLE = "The gradient has the wrong scale"
@@ -29,8 +31,9 @@ THREADS = ("lightly-ai/lightly#1977", "huggingface/transformers#37474")
 STRUCTURAL = False
 EXPLAINS = "gradients"
 _EQUAL = 1e-5
-# Compression leaves a residual, which blurs the scale by about as much.
-_TIMES_RESIDUAL = 5
+# Compression leaves a residual, which blurs the scale by about as much. Half precision and 8 bits change the length of
+# a gradient by far less than this.
+_TIMES_RESIDUAL, _COMPRESSION = 5, 0.05
 # A forgotten or repeated division by the number of ranks.
 _POWERS = (-2, -1, 1, 2)
 # Relative; in 64 bits, healthy programs are far below.
@@ -39,10 +42,9 @@ _UNEVEN = 1e-3
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients with the right direction and the wrong length."""
-    for hook in hook_effects(evidence.worked("ranks")):
-        if hook.is_scaled:
-            message = f"The communication hook {hook.name} returns {hook.scale:.3g} times the mean of the gradients."
-            return [fault(message, hook.step, "", f"{abs(hook.scale - 1):.1e} of the gradient", hook.place)]
+    run = evidence.worked("ranks")
+    if run and (scaled := _scaled_by_hook(run)):
+        return [scaled]
     found = without_batch_norm(evidence)
     if not found.differs or not found.is_weighted or first_divergence(evidence):
         return unmet(evidence, compared)
@@ -67,6 +69,26 @@ def check(evidence: Evidence) -> list[Finding]:
         f"With {1 / factor:.3g} times the gradient, {found.falls_to(later)}" if later < found.difference / 100 else ""
     )
     return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence), proof)]
+
+
+def _scaled_by_hook(run: Run) -> Finding | None:
+    """Finds a communication hook that returns another multiple of the mean of the ranks' gradients."""
+    hooks, names = run.ranks[0].of_kind("comm_hook"), run.ranks[0].tensors
+    keys = [name.removeprefix("hook_out/") for name in names if name.startswith("hook_out/")]
+    for step in sorted({int(key.split("/")[0]) for key in keys}):
+        given, results = (
+            [run.tensors(f"{kind}/{key}") for key in keys if key.startswith(f"{step}/")]
+            for kind in ("hook_in", "hook_out")
+        )
+        if not all([*given, *results]) or any(not torch.equal(own[0], other) for own in results for other in own):
+            continue
+        mean = torch.cat([torch.stack(own).double().mean(0).flatten() for own in given])
+        scale, left = solve([mean], torch.cat([own[0].double().flatten() for own in results]))
+        factor = sum(scale)
+        if factor > 0 and abs(factor - 1) > max(_COMPRESSION, _TIMES_RESIDUAL * left):
+            message = f"The communication hook {hooks[0]['name']} returns {factor:.3g} times the mean of the gradients."
+            return fault(message, step, "", f"{abs(factor - 1):.1e} of the gradient", hooks[0]["place"])
+    return None
 
 
 def _changed_before_the_step(evidence: Evidence, found: RankComparison) -> list[Finding]:
