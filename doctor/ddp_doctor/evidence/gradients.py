@@ -29,7 +29,6 @@ class Divergence:
         amount: Largest relative difference of a gradient between the ranks.
         place: The user's place of the optimizer step.
         passes: The forward passes through DistributedDataParallel with gradients before the step.
-        hook: The communication hook that gives each rank its own gradient back, or None.
     """
 
     step: int
@@ -38,7 +37,6 @@ class Divergence:
     amount: float = 0.0
     place: str = ""
     passes: Sequence[dict[str, Any]] = ()
-    hook: dict[str, Any] | None = None
 
     @property
     def tensor(self) -> str:
@@ -56,9 +54,7 @@ def first_divergence(evidence: Evidence) -> Divergence | None:
 
     Parameters that each rank owns are meant to differ.
     """
-    found = None if own_weights(evidence) else _first_of(evidence.trained)
-    hooks = evidence.trained[0].of_kind("comm_hook") if found and found.kind == "local" else []
-    return replace(found, hook=hooks[0]) if found and hooks else found
+    return None if own_weights(evidence) else _first_of(evidence.trained)
 
 
 def skipping_rank(evidence: Evidence) -> int | None:

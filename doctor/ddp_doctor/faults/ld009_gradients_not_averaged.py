@@ -37,9 +37,10 @@ def check(evidence: Evidence) -> list[Finding]:
     if found is None:
         return unmet(evidence, averages_gradients)
     place, wrapped = found.place, evidence.ranks[0].of_kind("ddp")
-    if found.hook:
-        place = found.hook["place"]
-        what = f"the communication hook {found.hook['name']} returns it as it is"
+    hooks = evidence.ranks[0].of_kind("comm_hook") if found.kind == "local" else []
+    if hooks:
+        place = hooks[0]["place"]
+        what = f"the communication hook {hooks[0]['name']} returns it as it is"
     elif found.kind == "local" and not found.passes:
         # Where it is called, and leaves these gradients, it is LD010 or LD016.
         what = "DistributedDataParallel.forward is not called" if wrapped else "no model is wrapped"

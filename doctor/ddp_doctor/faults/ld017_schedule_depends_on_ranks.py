@@ -37,8 +37,6 @@ STRUCTURAL = True
 NEEDS = (optimizer_steps,)
 # A program without epochs has more steps than are compared.
 _MOST_STEPS = 12
-# Of the difference between the rates after as many samples, and after as many times more.
-_NEAR = 0.25
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -115,34 +113,22 @@ def _compare(rates: Sequence[float], alone: Sequence[float], count: int) -> tupl
     ]
     for step in steps:
         # Between as many steps and as many samples.
-        found, near = rates[step], alone[step : step * count + 2]
-        if min(near) * (1 - 1e-5) - 1e-9 <= found <= max(near) * (1 + 1e-5) + 1e-9:
+        found, now = rates[step], step * count
+        if _is_among(found, alone[step : now + 2]):
             continue
         message = (
             f"After {step} optimizer steps on {count} ranks, the learning rate is {found:.4g} of the first one, and on "
-            f"one process {alone[step]:.4g} after as many steps and {alone[step * count]:.4g} after as many samples."
+            f"one process {alone[step]:.4g} after as many steps and {alone[now]:.4g} after as many samples."
         )
-        if step * count**2 >= len(alone) or not _is_far(rates, alone, count):
-            return len(steps), depends(message, step)
-        message += " The schedule advances once per process."
-        return len(steps), fault(message, step)
+        if _is_among(found, alone[now + 2 :]):
+            return len(steps), fault(f"{message} The schedule advances once per process.", step)
+        return len(steps), depends(message, step)
     return len(steps), None
 
 
-def _is_far(rates: Sequence[float], alone: Sequence[float], count: int) -> bool:
-    """Returns whether the rates are those of one process after as many times as many samples, in each known step.
-
-    The lengths of two schedules are whole numbers of batches, so their rates are not equal.
-    """
-    far = [
-        (rates[step], alone[step * count], alone[step * count**2 : (step * count + count) * count])
-        for step in range(1, len(rates))
-        if step * count**2 < len(alone)
-    ]
-    return bool(far) and all(
-        max(min(late) - found, found - max(late)) <= _NEAR * min(abs(now - rate) for rate in late)
-        for found, now, late in far
-    )
+def _is_among(rate: float, rates: Sequence[float]) -> bool:
+    """Returns whether a rate is between the lowest and the highest of others, up to rounding."""
+    return bool(rates) and min(rates) * (1 - 1e-5) - 1e-9 <= rate <= max(rates) * (1 + 1e-5) + 1e-9
 
 
 def _rates(steps: Sequence[Event], key: str = "lr") -> dict[int, list[float]]:
