@@ -259,8 +259,7 @@ ROWS["LD036"] = [
 
 
 def compared(difference: float = 0.5, ranks: list[RankRecord] = STEPS, **values: Any) -> Evidence:
-    later = {"synchronized batch norm": EQUAL, "weights": EQUAL, "factor": EQUAL}
-    return evidence(RankComparison(difference, differences=(difference,), **values), later, ranks=ranks)
+    return evidence(RankComparison(difference, differences=(difference,), **values), EQUAL, ranks=ranks)
 
 
 def scaled(factor: float, residual: float = 0.0, **values: Any) -> Evidence:

@@ -175,7 +175,7 @@ def without_batch_norm(evidence: Evidence) -> RankComparison:
     """Returns the comparison with synchronized batch norm, if batch norm is what differs first."""
     found = evidence.reference
     if found.differs and found.module_class.startswith("BatchNorm"):
-        return evidence.compare("synchronized batch norm", sync_batch_norm=True)
+        return evidence.compare(sync_batch_norm=True)
     return found
 
 

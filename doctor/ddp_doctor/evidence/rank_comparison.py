@@ -79,14 +79,6 @@ class RankComparison:
         """The difference in words."""
         return f"{self.difference:.1e} of the gradient"
 
-    def at(self, other: RankComparison) -> float:
-        """Returns the difference in the step of another comparison, or that one's if it is not known."""
-        return self.differences[other.step] if other.step < len(self.differences) else other.difference
-
-    def falls_to(self, later: float) -> str:
-        """Returns in words what an intervention makes of the difference."""
-        return f"the difference falls from {self.difference:.1e} to {later:.1e}."
-
     @property
     def is_weighted(self) -> bool:
         """Whether the gradient is a combination of those of the ranks, only with other weights."""

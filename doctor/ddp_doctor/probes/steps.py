@@ -44,7 +44,6 @@ class GradientProbe:
         self.micro: dict[int, list[tuple[int, torch.Tensor]]] = {}
         self.stale: set[int] = set()
         self.passes = 0
-        self.weights = [float(weight) for weight in spec.interventions.get("weights", ())]
         self._hooked: dict[int, torch.Tensor] = {}
         self._applied, self._reached = set[int](), set[int]()
 
@@ -88,7 +87,7 @@ class GradientProbe:
             found = found[:1]
         return [(id(parameter), digest(parameter)) for parameter in found]
 
-    def _on_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+    def _on_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         known = self.local.get(id(parameter))
         if self.recorder.step < self.spec.steps and self.spec.purpose == "numbers":
             self.micro.setdefault(id(parameter), []).append((self.passes - 1, gradient.detach().clone()))
@@ -100,7 +99,6 @@ class GradientProbe:
                 self._applied.discard(id(parameter))
         new = gradient.detach()
         self.local[id(parameter)] = new.clone() if known is None else known + new
-        return gradient * self.weights[self.recorder.rank] if self.weights else None
 
 
 class ScheduleProbe:
