@@ -92,6 +92,10 @@ def sampled(first: Sequence[int], second: Sequence[int], sampler: str = "Balance
     return each(*ranks, single=one)
 
 
+def permuted(*rows: str) -> Evidence:
+    return each(*([forward(rows=[*own[n : n + 2]]) for n in range(0, len(own), 2)] for own in rows))
+
+
 def split(first: Event, second: Event, faulty: bool = False) -> Evidence:
     ranks = (
         [epoch(**own), epoch(trains=False, loader=1, **other)] for own, other in ((first, second), (second, first))
@@ -118,6 +122,9 @@ ROWS["LD001"] = [
 ROWS["LD002"] = [
     ("no sampler", "fault", two(calls(), epoch(indices=ORDER))),
     ("a sampler", NOTHING, each([epoch(indices=[0, 2])], [epoch(indices=[1, 3])], calls())),
+    ("another permutation on each rank", "fault", permuted("abcdefgh", "efghijkl")),
+    ("one permutation", "cannot tell", permuted("abcdefgh", "ijklmnop")),
+    ("drawn with replacement", "cannot tell", permuted("abacdefg", "efghijkl")),
     ("some samples fill a batch", NOTHING, each([epoch(indices=[0, 2, 4])], [epoch(indices=[1, 3, 0])], calls())),
     ("contents are not known", "unclear", two(epoch(indices=ORDER))),
     ("data of each rank", "not applicable", each([calls(), epoch()], [calls(100), epoch()])),

@@ -1,4 +1,4 @@
-"""Probe of functions: collectives, averages, gradient scaling and clipping, losses, seeds, permutations, addresses."""
+"""Probe of functions: collectives, averages, gradient scaling and clipping, seeds, addresses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import datetime
 import functools
 import random
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -49,7 +48,6 @@ COLLECTIVES = (
 
 # Larger buckets of communication hooks are not recorded.
 _LARGE = 5_000_000
-_MOST_PERMUTATIONS, _LONGEST_PERMUTATION = 20, 100_000
 
 
 class CallProbe:
@@ -66,8 +64,6 @@ class CallProbe:
         # Asynchronous collectives that nobody has waited for, with their events and the memory of their results.
         self._begun: list[tuple[dist.Work, dict[str, Any], set[int]]] = []
         self._hooks = 0
-        self._permutations: list[weakref.ref[torch.Tensor]] = []
-        self._divided: set[int] = set()
 
     def install(self) -> None:
         """Installs the probes."""
@@ -92,8 +88,6 @@ class CallProbe:
         wrap(DistributedDataParallel, "register_comm_hook", self._on_register)
         for averager in (PeriodicModelAverager, HierarchicalModelAverager):
             before(averager, "average_parameters", self._on_average)
-        if self.spec.purpose == "train" and self.spec.world_size > 1:
-            wrap(torch, "randperm", self._on_permutation)
         remote.watch(lambda address: self.recorder.add("remote", address=address))
 
     def _on_collective(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -212,27 +206,6 @@ class CallProbe:
             return hook(state, bucket).then(keep)
 
         return original(ddp, state, observed)
-
-    def _on_permutation(self, original: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Watches a permutation that the program draws, and may divide itself without a sampler."""
-        permutation = original(*args, **kwargs)
-        few = len(self._permutations) < _MOST_PERMUTATIONS and len(permutation) <= _LONGEST_PERMUTATION
-        if few and is_called_by_user():
-            if not self._permutations:
-                wrap(torch.Tensor, "__getitem__", self._on_index)
-            self._permutations.append(weakref.ref(permutation))
-        return permutation
-
-    def _on_index(self, original: Callable[..., Any], tensor: torch.Tensor, index: Any) -> Any:
-        """Records the part of a permutation that this rank takes first, and the permutation."""
-        if type(index) is slice:
-            number = next((number for number, known in enumerate(self._permutations) if known() is tensor), None)
-            if number is not None and number not in self._divided:
-                self._divided.add(number)
-                # A program may have made the permutations of the ranks equal since it was drawn.
-                self.recorder.tensors[f"permutation/{number}"] = tensor.detach().cpu().clone()
-                self.recorder.add("part of a permutation", number=number, part=list(index.indices(len(tensor))))
-        return original(tensor, index)
 
 
 def _is_subgroup(value: Any) -> bool:
