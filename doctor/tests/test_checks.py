@@ -123,6 +123,7 @@ ROWS["LD002"] = [
     ("no sampler", "fault", two(calls(), epoch(indices=ORDER))),
     ("a sampler", NOTHING, each([epoch(indices=[0, 2])], [epoch(indices=[1, 3])], calls())),
     ("another permutation on each rank", "fault", permuted("abcdefgh", "efghijkl")),
+    ("the same samples without a loader", "fault", permuted("abcdefgh", "abcdefgh")),
     ("one permutation", "cannot tell", permuted("abcdefgh", "ijklmnop")),
     ("drawn with replacement", "cannot tell", permuted("abacdefg", "efghijkl")),
     ("some samples fill a batch", NOTHING, each([epoch(indices=[0, 2, 4])], [epoch(indices=[1, 3, 0])], calls())),

@@ -122,13 +122,9 @@ def test_the_command_answers_without_torch_and_with_the_exit_codes_of_linters(
 
 def test_only_patterns_of_high_precision_change_the_exit_code() -> None:
     medium = LOOP.replace("if rank == 0:", "if True:")
-    for text, verdicts in (
-        (medium, [Verdict.UNCLEAR]),
-        (LOOP.replace("destroy_process_group", "barrier"), [Verdict.NOTE]),
-    ):
-        Path("train.py").write_text(HEAD + text)
-        report = read(["train.py"])
-        assert ([finding.verdict for finding in report.findings], report.exit_code) == (verdicts, 0)
+    Path("train.py").write_text(HEAD + medium)
+    report = read(["train.py"])
+    assert ([finding.verdict for finding in report.findings], report.exit_code) == ([Verdict.UNCLEAR], 0)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from ddp_doctor.evidence.communication import shards
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import loss_place
 from ddp_doctor.evidence.order import (
     contents,
     divides_batches,
@@ -43,7 +39,7 @@ _CALLS = 4
 def check(evidence: Evidence) -> list[Finding]:
     """Counts the samples that several ranks have in one epoch; a few may be repeated to fill batches."""
     ranks = evidence.ranks
-    if not training_epochs(ranks) and (found := _same_gradients(evidence) or _same_rows(evidence)):
+    if not training_epochs(ranks) and (found := _same_rows(evidence)):
         return [found]
     for events in filter(indices_known, training_epochs(ranks)):
         lists = [event["indices"] for event in events]
@@ -73,24 +69,6 @@ def check(evidence: Evidence) -> list[Finding]:
     return unmet(evidence, training_indices, _known_contents)
 
 
-def _same_gradients(evidence: Evidence) -> Finding | None:
-    """Finds ranks whose own samples, which come from no loader, give equal gradients in several steps.
-
-    Different samples give different gradients, before they are averaged, even if the weights are equal.
-    """
-    first, *others = evidence.ranks
-    own = {name: value for name, value in first.tensors.items() if name.startswith("local/")}
-    steps = {name.split("/")[1] for name, value in own.items() if value.count_nonzero()}
-    pairs = ((value, rank.tensors.get(name, torch.empty(0))) for rank in others for name, value in own.items())
-    if len(steps) < 2 or not others or shards(evidence) or not all(torch.equal(*pair) for pair in pairs):
-        return None
-    message = (
-        f"In {len(steps)} steps, the gradients of {names([rank.rank for rank in evidence.ranks])} are bit-identical "
-        "before they are averaged: each rank trains on the same samples."
-    )
-    return fault(message, int(min(steps)), amount=f"{len(own)} equal gradients", place=loss_place(evidence))
-
-
 def _same_rows(evidence: Evidence) -> Finding | None:
     """Finds models that get each sample once on a rank, and many of them on other ranks as well."""
     calls = [[event for event in rank.of_kind("forward") if event.get("rows")] for rank in evidence.ranks]
@@ -99,11 +77,11 @@ def _same_rows(evidence: Evidence) -> Finding | None:
     if any(len(one) < _CALLS * len(own[0]["rows"]) if own else True for one, own in zip(rows, calls, strict=True)):
         return None
     shared, least = len(set(rows[0]).intersection(*rows[1:])), min(map(len, rows))
-    if rows[0] == rows[-1] or shared <= least / 4:
+    if shared <= least / 4 or (rows[0] == rows[-1] and divides_batches(evidence)):
         return None
     message = (
-        f"Each rank takes {least} different samples, but {shared} of them are also those of the others: what divides "
-        "the samples, such as a random permutation, is not the same on all ranks. Draw it from one seed on all ranks."
+        f"Each rank takes {least} different samples, of which {shared} are also those of the others: nothing divides "
+        "them, or a permutation that is not the same on all ranks. Draw it from one seed on all ranks."
     )
     return fault(message, 0, amount=f"{shared} of {least} samples", place=calls[0][0]["place"])
 

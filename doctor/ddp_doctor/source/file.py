@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
-# How often a pattern is right: the first ones change the exit code, the last ones need a look.
-HIGH, MEDIUM, HINT = "high", "medium", "hint"
+# How often a pattern is right: the first ones change the exit code.
+HIGH, MEDIUM = "high", "medium"
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Loop = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -30,7 +30,7 @@ class Likely:
     Attributes:
         node: The place.
         message: What is read there, in one sentence.
-        precision: `HIGH`, `MEDIUM` or `HINT`.
+        precision: `HIGH` or `MEDIUM`.
     """
 
     node: ast.expr | ast.stmt
