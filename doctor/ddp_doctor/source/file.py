@@ -12,18 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
-# How often a pattern is right: the first ones change the exit code, the last ones need a look.
-HIGH, MEDIUM, HINT = "high", "medium", "hint"
+# How often a pattern is right: the first ones change the exit code.
+HIGH, MEDIUM = "high", "medium"
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Loop = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _RANK = re.compile(
     r"rank|gpu|device|main|master|primary|chief|leader|is_root|is_zero|proc(ess)?_?(id|index)|writer|coordinator"
-)
-_RANK_NUMBER = re.compile(r"(.*[._])?((global|world|local|node)_?)?rank(\(.*\))?|.*process_index")
-_MAIN = re.compile(
-    r"(.*[._])?is_(main|master|global_zero|rank_?(0|zero)|primary)(_?(process|rank|proc|node))?(\(.*\))?"
 )
 
 
@@ -34,7 +30,7 @@ class Likely:
     Attributes:
         node: The place.
         message: What is read there, in one sentence.
-        precision: `HIGH`, `MEDIUM` or `HINT`.
+        precision: `HIGH` or `MEDIUM`.
     """
 
     node: ast.expr | ast.stmt
@@ -257,17 +253,6 @@ class SourceFile:
         marks = [ast.unparse(mark).lower() for mark in getattr(scope, "decorator_list", ())]
         return ast.Constant(value=True) if any(map(_RANK.search, marks)) else None
 
-    def rank_zero_block(self, node: ast.AST) -> ast.If | None:
-        """Returns the `if rank == 0:` whose body contains a statement of the same function."""
-        scope, inner = self.scope(node), node
-        for one in self.above(node):
-            if isinstance(one, ast.If) and inner in one.body and is_rank_zero(one.test):
-                return one
-            if one is scope:
-                return None
-            inner = one
-        return None
-
     def excluded(self, one: ast.AST, other: ast.AST) -> bool:
         """Returns whether two nodes are in different branches of a condition."""
         for block in (block for block in self.above(one) if isinstance(block, ast.If)):
@@ -302,19 +287,6 @@ _FRAMEWORK = re.compile(
     r"|^[ \t]*from\s+transformers\b[^\n]*\bTrainer\b|\bTrainingArguments\(",
     re.MULTILINE,
 )
-
-
-def is_rank_zero(test: ast.expr) -> bool:
-    """Returns whether a condition holds on rank 0 only: `rank == 0`, `is_main_process()`, `not rank`."""
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return any(map(is_rank_zero, test.values))
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-        sides = [test.left, test.comparators[0]]
-        texts = [ast.unparse(side).lower() for side in sides]
-        return "0" in texts and any(map(_RANK_NUMBER.fullmatch, texts))
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return bool(_RANK_NUMBER.fullmatch(ast.unparse(test.operand).lower()))
-    return bool(_MAIN.fullmatch(ast.unparse(test).lower()))
 
 
 def last(function: ast.AST) -> str:

@@ -15,10 +15,10 @@ from ddp_doctor.accepted import accept_comments
 from ddp_doctor.errors import InputError
 from ddp_doctor.faults import describe
 from ddp_doctor.findings import CheckState, Finding, Report, Stage, State, Verdict
-from ddp_doctor.source.file import FRAMEWORK, HIGH, HINT, MEDIUM, Likely, Program, SourceFile
+from ddp_doctor.source.file import FRAMEWORK, HIGH, MEDIUM, Likely, Program, SourceFile
 
 Reader = Callable[[SourceFile], Iterator[Likely]]
-_VERDICTS = {HIGH: Verdict.FAULT, MEDIUM: Verdict.UNCLEAR, HINT: Verdict.NOTE}
+_VERDICTS = {HIGH: Verdict.FAULT, MEDIUM: Verdict.UNCLEAR}
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#(]+)|import[ \t]+([\w., \t]+))", re.MULTILINE
 )
@@ -33,7 +33,7 @@ def read(paths: Sequence[str]) -> Report:
         paths: Files and folders.
 
     Returns:
-        The report. What a precise pattern finds is a likely fault, and other findings are unclear or notes.
+        The report. What a precise pattern finds is a likely fault, and other findings are unclear.
 
     Raises:
         InputError: There is no such path, or a file that is named cannot be parsed.
