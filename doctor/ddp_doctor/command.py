@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ddp_doctor.accepted import accept_baseline, baseline_text
 from ddp_doctor.errors import DoctorError, InputError, StoppedError
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks
 from ddp_doctor.findings import Report
 from ddp_doctor.flags import check_request, parse
 from ddp_doctor.output.formats import formatted, read_report
@@ -102,7 +102,7 @@ def _written(report: Report, request: argparse.Namespace) -> Report:
 
 def explain(code: str) -> str:
     """Returns the cause, wrong code, the fix and the threads of a check."""
-    check = describe()[code]
-    parts = {"Wrong": check.wrong, "Fix": check.fix, "Reported in": "\n".join(check.threads)}
+    check = load_checks()[code]
+    parts = {"Wrong": check.WRONG, "Fix": check.FIX, "Reported in": "\n".join(check.THREADS)}
     blocks = [f"{title}:\n{textwrap.indent(text.rstrip(), '  ')}" for title, text in parts.items()]
-    return "\n\n".join([f"{code}  {check.title}", check.cause.rstrip(), *blocks])
+    return "\n\n".join([f"{code}  {check.TITLE}", check.CAUSE.rstrip(), *blocks])

@@ -78,9 +78,7 @@ ROWS = [
     ),
     ("LD018", SCALED, SCALED.replace("            scaler.unscale_(optimizer)\n", "")),
     ("LD020", "            optimizer.zero_grad()\n", ""),
-    ("LD021", "        model.train()\n", "        model.eval()\n"),
     ("LD022", NET % ", self.training", NET % ""),
-    ("LD027", "        dist.barrier()\n", "        if rank == 0:\n            dist.barrier()\n"),
     ("LD031", "total += loss.item()", "total += loss"),
     ("LD032", "        if rank == 0:\n            torch", "        if True:\n            torch"),
 ]
@@ -93,9 +91,6 @@ def test_a_pattern_finds_its_fault_and_no_other(code: str, healthy: str, faulty:
     elif "backward" in healthy:
         steps = "            loss.backward()\n            optimizer.step()\n"
         texts = LOOP.replace(steps, healthy), LOOP.replace(steps, faulty)
-    elif healthy.startswith("        "):
-        end = "        if rank == 0:\n"
-        texts = LOOP.replace(end, healthy + end), LOOP.replace(end, faulty + end)
     else:
         texts = healthy + LOOP, faulty + LOOP
     found = []

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import SAME, is_multiple, names_of
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
 
 # A hook may compress: half precision and 8 bits change the length of a gradient by far less than this.

@@ -6,8 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from ddp_doctor.evidence.communication import (
     HookEffect,
     averaged_weights,
@@ -18,6 +16,7 @@ from ddp_doctor.evidence.communication import (
 )
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import SAME, RankComparison, distance, is_multiple, names_of
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord
 
 

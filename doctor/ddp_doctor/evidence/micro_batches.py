@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import isclose
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ddp_doctor.evidence.rank_comparison import (
     MICRO_BATCHES,
@@ -17,8 +15,11 @@ from ddp_doctor.evidence.rank_comparison import (
     is_multiple,
     vector,
 )
-from ddp_doctor.probes.micro_batches import Turn, plan_of
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
+
+if TYPE_CHECKING:
+    from ddp_doctor.probes.micro_batches import Turn
 
 _KINDS = ("applied", "local")
 _DIVISIONS = ("div", "divide", "true_divide", "__truediv__", "div_")
@@ -40,6 +41,8 @@ def compare_micro_batches(ranks: Run, references: Sequence[Run], *, threshold: f
     for reference in references:
         if not reference.worked:
             return RankComparison(cannot=f"one process with the inputs of the ranks fails ({reference.short_reason})")
+    from ddp_doctor.probes.micro_batches import plan_of
+
     one = _one_after_another([reference.ranks[0] for reference in references])
     plan = plan_of([rank.events for rank in ranks.ranks])
     if not plan or not one.of_kind("step"):
@@ -65,6 +68,8 @@ def _without_outputs(record: RankRecord) -> RankRecord:
 
 def missing_turns(ranks: Run, references: Sequence[Run]) -> int:
     """Returns how many turns are over if one process must run again, because it ended within the first step; else 0."""
+    from ddp_doctor.probes.micro_batches import plan_of
+
     plan = plan_of([rank.events for rank in ranks.ranks])
     if not plan or not references[-1].worked:
         return 0

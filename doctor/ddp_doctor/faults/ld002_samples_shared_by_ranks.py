@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from ddp_doctor.evidence.communication import shards
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import loss_place
@@ -18,6 +16,7 @@ from ddp_doctor.evidence.order import (
 from ddp_doctor.evidence.requirements import communicating, training_indices, unmet
 from ddp_doctor.faults.ld004_sampler_replaced import replaced_sampler
 from ddp_doctor.findings import Finding, fault, not_applicable, unclear
+from ddp_doctor.lazy import torch
 
 CODE = "LD002"
 TITLE = "Ranks train on the same samples"

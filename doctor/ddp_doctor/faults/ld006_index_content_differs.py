@@ -6,12 +6,11 @@ import ast
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-import torch
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import contents, leak, training_epochs
 from ddp_doctor.evidence.requirements import communicating, map_style, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, last
 

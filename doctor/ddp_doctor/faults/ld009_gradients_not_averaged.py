@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import torch
-
 from ddp_doctor.evidence.communication import own_models
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.rank_comparison import names_of
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, unmet
 from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.lazy import torch
 from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, last
 
 CODE = "LD009"

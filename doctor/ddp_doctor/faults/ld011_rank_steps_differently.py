@@ -46,7 +46,7 @@ def read(file: SourceFile) -> Iterator[Likely]:
         passes = [
             one for one in file.called("backward") if block and file.loops(one)[:1] == file.loops(block)[:1] != []
         ]
-        if block and optimizer and not block.orelse and any(file.rank_guard(one) is None for one in passes):
+        if block and optimizer and not block.orelse and not all(map(file.guarded_by_rank, passes)):
             yield Likely(
                 call, f"only rank 0 calls {ast.unparse(call.func)}, after the backward pass of all ranks.", MEDIUM
             )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
 from ddp_doctor.evidence.rank_comparison import vector
 from ddp_doctor.evidence.requirements import compared_at_once, unmet
 from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord
 
 # Of each rank, the means over labels of a step.

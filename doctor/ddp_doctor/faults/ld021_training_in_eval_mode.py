@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import permutations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed, note
 from ddp_doctor.records.run import RankRecord
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, names_in
 
 Part = tuple[str, str]
 
@@ -54,22 +51,6 @@ class _Modes:
     def of(self, mode: bool) -> set[Part]:
         """Returns the parts that were in this mode alone."""
         return {part for part, modes in self.training.items() if modes == {mode}}
-
-
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds a loop that trains and calls `eval()` of the same model, and nothing it calls returns to `train()`."""
-    for call in file.called("eval"):
-        model = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) and not call.args else ""
-        loops = [loop for loop in file.loops(call) if file.called("backward", within=loop)]
-        if not model or not loops or file.program.framework:
-            continue
-        trains = [
-            one
-            for one in ast.walk(loops[0])
-            if isinstance(one, ast.Call) and ast.unparse(one.func) == model and not file.without_gradients(one)
-        ]
-        if trains and not names_in(file.reached(loops[-1])) & {"train", "set_train", "train_mode"}:
-            yield Likely(call, f"the loop trains {model}, and nothing in it calls {model}.train() after this.", MEDIUM)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 from ddp_doctor.accepted import key_of
 from ddp_doctor.errors import InputError
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks, short_fix
 from ddp_doctor.findings import Finding, Report, State, Verdict
 from ddp_doctor.output.terminal import (
     MARKS,
@@ -63,12 +63,12 @@ def _sarif(report: Report) -> dict[str, Any]:
     """Returns the report as a SARIF log of one run; accepted findings are suppressed results."""
     rules = [
         {
-            "id": check.code,
-            "shortDescription": {"text": f"{check.title}."},
-            "fullDescription": {"text": " ".join(check.cause.split())},
-            "help": {"text": f"{check.fix.strip()}\n\nReported in {', '.join(check.threads)}"},
+            "id": check.CODE,
+            "shortDescription": {"text": f"{check.TITLE}."},
+            "fullDescription": {"text": " ".join(check.CAUSE.split())},
+            "help": {"text": f"{check.FIX.strip()}\n\nReported in {', '.join(check.THREADS)}"},
         }
-        for check in describe().values()
+        for check in load_checks().values()
     ]
     results = [_result(finding, report) for finding in report.findings]
     for one in report.accepted:
@@ -131,8 +131,8 @@ def _junit(report: Report) -> str:
     suite = ET.Element("testsuite", name=f"ddp-doctor {plain(report.target)}", time=f"{report.seconds:.3f}")
     for check in report.checks:
         found = [finding for finding in report.findings if finding.code == check.code]
-        known = describe().get(check.code)
-        case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name=f"{check.code} {known and known.title}")
+        known = load_checks().get(check.code)
+        case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name=f"{check.code} {known and known.TITLE}")
         for finding in found:
             text = "\n".join(told(finding))
             if finding.verdict is not Verdict.FAULT:
@@ -191,7 +191,7 @@ def _comment(report: Report, before: Report | None) -> str:
         since = known.get(key_of(finding))
         told_before = f", before: {since.value if since else 'not found'}" if before else ""
         title = f"- {MARKS[finding.verdict]} {_named(finding)} ({finding.verdict.value}{told_before})"
-        rows.append(f"{title}\n  {_evidence(finding)}\n  Fix: {describe()[finding.code].short_fix}")
+        rows.append(f"{title}\n  {_evidence(finding)}\n  Fix: {short_fix(load_checks()[finding.code])}")
     room = _LONGEST_COMMENT - len(head) - len(tail) - 1
     return "\n".join([*head, *([""] if rows else []), *_first(rows, (room - 1) // 3), *tail])
 

@@ -21,10 +21,10 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _RANK = re.compile(
     r"rank|gpu|device|main|master|primary|chief|leader|is_root|is_zero|proc(ess)?_?(id|index)|writer|coordinator"
 )
-_RANK_NUMBER = re.compile(r"(.*[._])?((global|world|local|node)_?)?rank(\(.*\))?|.*process_index")
-_MAIN = re.compile(
-    r"(.*[._])?is_(main|master|global_zero|rank_?(0|zero)|primary)(_?(process|rank|proc|node))?(\(.*\))?"
-)
+_NUMBER = r"((\S*[._])?((global|world|local|node)_?)?rank(\(\S*\))?|\S*process_index)"
+_MAIN = r"(\S*[._])?is_(main|master|global_zero|rank_?(0|zero)|primary)(_?(process|rank|proc|node))?(\(\S*\))?"
+# A condition that holds on rank 0 only.
+_RANK_ZERO = re.compile(rf"(?!.* or )(.+ and )?({_NUMBER} == 0|not {_NUMBER}|{_MAIN})( and .+)?")
 
 
 @dataclass(frozen=True)
@@ -131,17 +131,7 @@ class SourceFile:
 
     @cached_property
     def _parents(self) -> dict[ast.AST, ast.AST]:
-        found: dict[ast.AST, ast.AST] = {}
-        todo: list[ast.AST] = [self.tree]
-        # `ast.walk` takes twice as long.
-        for node in todo:
-            for name in node._fields:
-                value = getattr(node, name, None)
-                for child in value if isinstance(value, list) else (value,):
-                    if isinstance(child, ast.AST) and not isinstance(child, ast.expr_context):
-                        found[child] = node
-                        todo.append(child)
-        return found
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @property
     def nodes(self) -> Iterable[ast.AST]:
@@ -236,32 +226,27 @@ class SourceFile:
         values = [value for one in names for _, value in self.assigned(one)]
         return any(_RANK.search(ast.unparse(one).lower()) for one in [test, *values])
 
-    def rank_guard(self, node: ast.AST) -> ast.expr | None:
-        """Returns the condition on the rank under which a statement of a function is reached, if there is one."""
+    def guarded_by_rank(self, node: ast.AST) -> bool:
+        """Returns whether a statement of a function is reached under a condition on the rank."""
         scope, inner = self.scope(node), node
         for one in self.above(node):
-            if (
-                isinstance(one, ast.If | ast.IfExp | ast.While)
-                and inner is not one.test
-                and self.decides_by_rank(one.test)
-            ):
-                return one.test
+            tests = [one.test] if isinstance(one, ast.If | ast.IfExp | ast.While) and inner is not one.test else []
             for block in (getattr(one, name, None) for name in ("body", "orelse", "finalbody")):
-                for before in block[: block.index(inner)] if isinstance(block, list) and inner in block else ():
-                    leaves = isinstance(before, ast.If) and any(isinstance(last, _LEAVES) for last in before.body[-1:])
-                    if leaves and self.decides_by_rank(before.test):
-                        return before.test
+                earlier = block[: block.index(inner)] if isinstance(block, list) and inner in block else []
+                blocks = [before for before in earlier if isinstance(before, ast.If)]
+                tests += [before.test for before in blocks if isinstance(before.body[-1], _LEAVES)]
+            if any(map(self.decides_by_rank, tests)):
+                return True
             if one is scope:
                 break
             inner = one
-        marks = [ast.unparse(mark).lower() for mark in getattr(scope, "decorator_list", ())]
-        return ast.Constant(value=True) if any(map(_RANK.search, marks)) else None
+        return any(_RANK.search(ast.unparse(mark).lower()) for mark in getattr(scope, "decorator_list", ()))
 
     def rank_zero_block(self, node: ast.AST) -> ast.If | None:
         """Returns the `if rank == 0:` whose body contains a statement of the same function."""
         scope, inner = self.scope(node), node
         for one in self.above(node):
-            if isinstance(one, ast.If) and inner in one.body and is_rank_zero(one.test):
+            if isinstance(one, ast.If) and inner in one.body and _RANK_ZERO.fullmatch(ast.unparse(one.test).lower()):
                 return one
             if one is scope:
                 return None
@@ -278,15 +263,11 @@ class SourceFile:
 
     def without_gradients(self, node: ast.AST) -> bool:
         """Returns whether a node is under `torch.no_grad()` or the like."""
-        return any(
-            _NO_GRAD.search(ast.unparse(part))
-            for one in self.above(node)
-            for part in (
-                [item.context_expr for item in one.items]
-                if isinstance(one, ast.With)
-                else getattr(one, "decorator_list", ())
-            )
-        )
+        parts = list[ast.expr]()
+        for one in self.above(node):
+            parts += getattr(one, "decorator_list", ())
+            parts += [item.context_expr for item in one.items] if isinstance(one, ast.With) else []
+        return any(_NO_GRAD.search(ast.unparse(part)) for part in parts)
 
 
 _OPEN = (ast.ClassDef, ast.If, ast.Try, ast.With)
@@ -302,19 +283,6 @@ _FRAMEWORK = re.compile(
     r"|^[ \t]*from\s+transformers\b[^\n]*\bTrainer\b|\bTrainingArguments\(",
     re.MULTILINE,
 )
-
-
-def is_rank_zero(test: ast.expr) -> bool:
-    """Returns whether a condition holds on rank 0 only: `rank == 0`, `is_main_process()`, `not rank`."""
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return any(map(is_rank_zero, test.values))
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-        sides = [test.left, test.comparators[0]]
-        texts = [ast.unparse(side).lower() for side in sides]
-        return "0" in texts and any(map(_RANK_NUMBER.fullmatch, texts))
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return bool(_RANK_NUMBER.fullmatch(ast.unparse(test.operand).lower()))
-    return bool(_MAIN.fullmatch(ast.unparse(test).lower()))
 
 
 def last(function: ast.AST) -> str:

@@ -11,9 +11,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -72,15 +73,6 @@ class _AskingEnvironment(type(os.environ)):  # type: ignore[misc]
         return str(super().__getitem__(name))
 
 
-class _OverRanks(_BatchNorm):
-    """A batch norm with the statistics of all ranks: SyncBatchNorm is for GPUs."""
-
-    forward = normalize_over_ranks  # type: ignore[assignment]
-
-    def _check_input_dim(self, x: torch.Tensor) -> None:
-        """Takes any number of dimensions, as SyncBatchNorm."""
-
-
 @dataclass(frozen=True)
 class Case:
     """What is computed: a function, its model in 64 bits, and what makes its optimizer."""
@@ -99,15 +91,14 @@ class Outcome:
         gradient: That of the loss by all trained parameters, or what the optimizer got in its first step.
         state: The weights and buffers after it.
         bits: Those of the loss.
-        drew: Whether it drew random numbers; `draws` has them if they were recorded.
-        failures: Why its draws could not be those of the ranks.
+        draws: Its random draws.
+        failures: Why these could not be those of the ranks.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     gradient: torch.Tensor | None = None
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     bits: int = 64
-    drew: bool = False
     draws: list[Draw] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -134,7 +125,6 @@ def evaluate(
     shard: Any,
     draws: Sequence[Sequence[Draw]] | None = None,
     *,
-    records: bool = True,
     shift: float = 0.0,
     over: bool = False,
 ) -> Outcome:
@@ -144,7 +134,6 @@ def evaluate(
         case: The function.
         shard: Its samples.
         draws: Those of the ranks, which are joined and replace those of this call.
-        records: Whether draws are recorded or replaced, which makes each operator slower.
         shift: How far the parameters are moved in the `direction`.
         over: Whether batch norm uses the statistics of all ranks.
     """
@@ -155,8 +144,9 @@ def evaluate(
     arguments, found, losses, tape = [copy.deepcopy(shard)], Outcome(), list[torch.Tensor](), RandomReplay()
     if model is not None:
         for part in model.modules():
+            # SyncBatchNorm is for GPUs.
             if isinstance(part, nn.SyncBatchNorm) or (over and isinstance(part, _BatchNorm)):
-                part.__class__ = _OverRanks
+                part.forward = partial(normalize_over_ranks, part)
         parts = direction(model).split([parameter.numel() for parameter in trained(model)]) if shift else ()
         with torch.no_grad():
             for parameter, step in zip(trained(model), parts, strict=False):
@@ -179,11 +169,9 @@ def evaluate(
         backward(loss, *args, **kwargs)
 
     _seed()
-    state = torch.get_rng_state()
     tape.recording = True
     tape.replay(draws)
-    recorded: Any = tape if records else nullcontext()
-    with mock.patch.object(torch.Tensor, "backward", see), recorded:
+    with mock.patch.object(torch.Tensor, "backward", see), tape:
         result = function(*arguments)
         if isinstance(result, torch.Tensor) and result.requires_grad and not case.optimizer:
             if result.numel() != 1 or model is None:
@@ -199,7 +187,7 @@ def evaluate(
         found.values = dict(_numbers(result))
     if model is not None:
         found.state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    found.drew, found.draws, found.failures = not torch.equal(state, torch.get_rng_state()), tape.draws, tape.failures
+    found.draws, found.failures = tape.draws, tape.failures
     return found
 
 
@@ -238,7 +226,7 @@ def conditions() -> Iterator[None]:
         yield
 
 
-def without_ranks(compute: Callable[[], Any]) -> Any:
+def without_ranks(compute: Callable[[], str]) -> str | None:
     """Returns what a call computes in this process, or None if it asks about ranks."""
     dist.init_process_group(_ASKING, store=dist.HashStore(), rank=0, world_size=1)
     group, environment, kind = dist.group.WORLD, os.environ, type(os.environ)
@@ -254,43 +242,35 @@ def without_ranks(compute: Callable[[], Any]) -> Any:
         dist.destroy_process_group()
 
 
-def on_ranks(worlds: Sequence[Sequence[Callable[[], Any]]], timeout: float) -> list[list[Any]]:
+def on_ranks(computations: Sequence[Callable[[], Any]], timeout: float) -> list[Any]:
     """Computes each on its rank, which is a fork of this process, and leaves no process behind.
 
     Args:
-        worlds: The computations of the ranks of each process group; the groups run side by side.
+        computations: Those of the ranks.
         timeout: Seconds for all of them.
 
     Raises:
         AssertionError: A rank raises, ends, or waits for others that do not come.
         InputError: A rank rejects the function.
     """
-    deadline, started = time.monotonic() + timeout, list[Any]()
+    deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory(prefix="ddp-doctor-") as name, warnings.catch_warnings():
         # Python warns of forks where there are threads; those of torch do not outlive a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
-        folders = [Path(name) / str(number) for number in range(len(worlds))]
+        folder = Path(name)
+        context = start_processes(_serve, (computations, folder, timeout), len(computations), False, True, "fork")
         try:
-            for folder, ranks in zip(folders, worlds, strict=True):
-                folder.mkdir()
-                arguments = ranks, folder, timeout
-                context = start_processes(_serve, arguments, len(ranks), False, True, "fork")
-                started.append(context)
-            for context, folder in zip(started, folders, strict=True):
-                while not context.join(max(0.0, deadline - time.monotonic())):
-                    if time.monotonic() >= deadline:
-                        raise AssertionError(_waiting(folder))
+            while not context.join(max(0.0, deadline - time.monotonic())):
+                if time.monotonic() >= deadline:
+                    raise AssertionError(_waiting(folder))
         except (ProcessRaisedException, ProcessExitedException) as error:
             raise AssertionError(f"On several ranks, the function fails: {error}") from None
         finally:
-            for process in [process for context in started for process in context.processes]:
+            for process in context.processes:
                 process.kill()
                 process.join()
-        found = [
-            [torch.load(folder / str(rank), weights_only=False) for rank in range(len(ranks))]
-            for folder, ranks in zip(folders, worlds, strict=True)
-        ]
-    for rejected in [result for results in found for result in results if isinstance(result, InputError)]:
+        found = [torch.load(folder / str(rank), weights_only=False) for rank in range(len(computations))]
+    for rejected in [result for result in found if isinstance(result, InputError)]:
         raise rejected
     return found
 
