@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -12,7 +11,6 @@ from ddp_doctor.evidence.requirements import communicating, map_style, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, last
 
 Rows = list[list[list[float]]]
 # Values of one process, and those of the same samples on a rank.
@@ -40,33 +38,6 @@ _LEAST_SAMPLES, _LEAST_REPEATED = 8, 16
 _MOST_FILES = 65
 # What the best line leaves, relative to the values, and what the order of a sum changes.
 _ROUNDING, _SAME = 1e-5, 1e-3
-
-
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds numbers that follow the order of a set."""
-    ranks = file.program.distributed or file.program.framework
-    for call in file.called("enumerate") if ranks and "set(" in file.text else ():
-        source = call.args[0] if call.args else call
-        known = [value for _, value in file.assigned(source)]
-        values = known if isinstance(source, ast.Name | ast.Attribute) else [source]
-        sorts = any(ast.unparse(one.func) == f"{ast.unparse(source)}.sort" for one in file.called("sort"))
-        numbered = any(
-            isinstance(one, ast.DictComp) and file.contains(one.generators[0], call) for one in file.above(call)
-        )
-        if numbered and values and all(map(_is_set, values)) and not sorts:
-            yield Likely(
-                call,
-                f"the numbers follow the order of {ast.unparse(values[0])}, a set: other ones on each rank.",
-                MEDIUM,
-            )
-
-
-def _is_set(value: ast.expr) -> bool:
-    """Returns whether an expression has the order of a set."""
-    name = last(value.func) if isinstance(value, ast.Call) and value.args else ""
-    if isinstance(value, ast.Call) and name in {"list", "tuple"}:
-        return _is_set(value.args[0])
-    return isinstance(value, ast.Set | ast.SetComp) or name in {"set", "frozenset"}
 
 
 def check(evidence: Evidence) -> list[Finding]:

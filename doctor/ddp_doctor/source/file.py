@@ -12,8 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
+from ddp_doctor.findings import Verdict
+
 # How often a pattern is right: the first ones change the exit code, the last ones need a look.
-HIGH, MEDIUM, HINT = "high", "medium", "hint"
+HIGH, MEDIUM, HINT = Verdict.FAULT, Verdict.UNCLEAR, Verdict.NOTE
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Loop = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -21,10 +23,6 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _RANK = re.compile(
     r"rank|gpu|device|main|master|primary|chief|leader|is_root|is_zero|proc(ess)?_?(id|index)|writer|coordinator"
 )
-_NUMBER = r"((\S*[._])?((global|world|local|node)_?)?rank(\(\S*\))?|\S*process_index)"
-_MAIN = r"(\S*[._])?is_(main|master|global_zero|rank_?(0|zero)|primary)(_?(process|rank|proc|node))?(\(\S*\))?"
-# A condition that holds on rank 0 only.
-_RANK_ZERO = re.compile(rf"(?!.* or )(.+ and )?({_NUMBER} == 0|not {_NUMBER}|{_MAIN})( and .+)?")
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Likely:
 
     node: ast.expr | ast.stmt
     message: str
-    precision: str = HIGH
+    precision: Verdict = HIGH
 
 
 class Program:
@@ -61,14 +59,10 @@ class Program:
         return any(map(self._mentioned.__getitem__, words))
 
     @cached_property
-    def framework(self) -> bool:
-        """Whether a framework owns the loop: it wraps, samples, clears and saves."""
-        return any(file.has_framework for file in self.files)
-
-    @cached_property
     def distributed(self) -> bool:
-        """Whether the program communicates by means of torch itself."""
-        return any(file.communicates for file in self.files) and not self.framework
+        """Whether the program communicates by means of torch itself, and no framework owns the loop."""
+        communicates = any(file.communicates for file in self.files)
+        return communicates and not any(_FRAMEWORK.search(file.text) for file in self.files)
 
     @cached_property
     def definitions(self) -> dict[str, list[ast.AST]]:
@@ -110,11 +104,6 @@ class SourceFile:
     def communicates(self) -> bool:
         """Whether the file itself wraps a model or makes a process group."""
         return bool(_COMMUNICATES.search(self.text))
-
-    @cached_property
-    def has_framework(self) -> bool:
-        """Whether the file itself imports a framework that owns the loop."""
-        return bool(_FRAMEWORK.search(self.text))
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -241,17 +230,6 @@ class SourceFile:
                 break
             inner = one
         return any(_RANK.search(ast.unparse(mark).lower()) for mark in getattr(scope, "decorator_list", ()))
-
-    def rank_zero_block(self, node: ast.AST) -> ast.If | None:
-        """Returns the `if rank == 0:` whose body contains a statement of the same function."""
-        scope, inner = self.scope(node), node
-        for one in self.above(node):
-            if isinstance(one, ast.If) and inner in one.body and _RANK_ZERO.fullmatch(ast.unparse(one.test).lower()):
-                return one
-            if one is scope:
-                return None
-            inner = one
-        return None
 
     def excluded(self, one: ast.AST, other: ast.AST) -> bool:
         """Returns whether two nodes are in different branches of a condition."""

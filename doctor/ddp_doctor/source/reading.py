@@ -15,9 +15,8 @@ from ddp_doctor.accepted import accept_comments
 from ddp_doctor.errors import InputError
 from ddp_doctor.faults import load_checks
 from ddp_doctor.findings import CheckState, Finding, Report, Stage, State, Verdict
-from ddp_doctor.source.file import FRAMEWORK, HIGH, HINT, MEDIUM, Program, SourceFile
+from ddp_doctor.source.file import FRAMEWORK, Program, SourceFile
 
-_VERDICTS = {HIGH: Verdict.FAULT, MEDIUM: Verdict.UNCLEAR, HINT: Verdict.NOTE}
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#(]+)|import[ \t]+([\w., \t]+))", re.MULTILINE
 )
@@ -44,7 +43,7 @@ def read(paths: Sequence[str]) -> Report:
     try:
         files = _load(paths)
         findings = [
-            Finding(code, _VERDICTS[likely.precision], f"Likely: {likely.message}", place=_place(file, likely.node))
+            Finding(code, likely.precision, f"Likely: {likely.message}", place=_place(file, likely.node))
             for file in files
             for code, reader in readers.items()
             for likely in reader(file)
@@ -110,11 +109,11 @@ def _opened(path: Path, *, named: bool) -> SourceFile | None:
         file = SourceFile(path, path.read_text(encoding="utf-8"))
         if named:
             ast.parse(file.text)
+        return file
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         if named:
             raise InputError(f"{path} cannot be read: {error}") from error
         return None
-    return file
 
 
 def _imports(file: SourceFile) -> Iterator[str]:
