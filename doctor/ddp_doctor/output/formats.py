@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from ddp_doctor.accepted import key_of
+from ddp_doctor.accepted import key_of, shown_place
 from ddp_doctor.errors import InputError
 from ddp_doctor.faults import load_checks, short_fix
 from ddp_doctor.findings import Finding, Report, State, Verdict
@@ -28,7 +28,6 @@ from ddp_doctor.output.terminal import (
     title_of,
     told,
 )
-from ddp_doctor.places import shown_place
 from ddp_doctor.versions import VERSION
 
 FORMATS = ("text", "json", "sarif", "github", "junit", "markdown")
@@ -48,15 +47,11 @@ def formatted(report: Report, form: str, *, verbose: bool = False, before: Repor
         verbose: Whether `text` lists every check.
         before: The report before a change, with which `markdown` compares.
     """
-    if form == "json":
-        return json.dumps(report.to_json(), indent=2)
-    if form == "sarif":
-        return json.dumps(_sarif(report), indent=2)
-    if form == "github":
-        return _annotations(report)
-    if form == "markdown":
-        return _comment(report, before)
-    return _junit(report) if form == "junit" else report_text(report, verbose=verbose)
+    if form in {"json", "sarif"}:
+        return json.dumps(_sarif(report) if form == "sarif" else report.to_json(), indent=2)
+    if form == "text":
+        return report_text(report, verbose=verbose)
+    return _comment(report, before) if form == "markdown" else {"github": _annotations, "junit": _junit}[form](report)
 
 
 def _sarif(report: Report) -> dict[str, Any]:
