@@ -21,7 +21,7 @@ from ddp_doctor.processes import recorded_signals
 from ddp_doctor.source.reading import read
 
 _OPTIONS = (
-    *("only", "skip", "devices", "steps", "samples", "timeout", "args", "config", "command"),
+    *("target", "data", "only", "skip", "devices", "steps", "samples", "timeout", "args", "config", "command"),
     *("baseline", "gpu_as_cpu"),
 )
 
@@ -69,35 +69,27 @@ def _run(request: argparse.Namespace) -> int:
     from ddp_doctor.examination import examine
 
     options = {name: getattr(request, name) for name in _OPTIONS}
-    report = examine(
-        request.target, request.data, on_stage=lambda name: print_text(f"stage: {name}", stream), **options
-    )
+    report = examine(**options, on_stage=lambda name: print_text(f"stage: {name}", stream))
     return _finish(report, request, before)
 
 
 def _finish(report: Report, request: argparse.Namespace, before: Report | None) -> int:
-    """Writes and prints a report, and returns the exit code."""
+    """Writes the files that a request names, prints a report, and returns the exit code."""
     try:
-        report = _written(report, request)
+        if request.write_baseline and report.exit_code < InputError.exit_code:
+            Path(request.write_baseline).write_text(baseline_text(report), encoding="utf-8")
+            report = accept_baseline(report, request.write_baseline)
+        if request.json:
+            Path(request.json).write_text(formatted(report, "json") + "\n", encoding="utf-8")
+        if request.html:
+            from ddp_doctor.output.page import page_of
+
+            Path(request.html).write_text(page_of(report), encoding="utf-8")
     except OSError as error:
         raise InputError(f"The report cannot be written: {error}.") from error
     finally:
         print_text(formatted(report, request.format, verbose=request.verbose, before=before))
     return report.exit_code
-
-
-def _written(report: Report, request: argparse.Namespace) -> Report:
-    """Writes the files that a request names, and returns the report without the findings of a new baseline."""
-    if request.write_baseline and report.exit_code < InputError.exit_code:
-        Path(request.write_baseline).write_text(baseline_text(report), encoding="utf-8")
-        report = accept_baseline(report, request.write_baseline)
-    if request.json:
-        Path(request.json).write_text(formatted(report, "json") + "\n", encoding="utf-8")
-    if request.html:
-        from ddp_doctor.output.page import page_of
-
-        Path(request.html).write_text(page_of(report), encoding="utf-8")
-    return report
 
 
 def explain(code: str) -> str:

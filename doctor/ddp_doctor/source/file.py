@@ -68,12 +68,9 @@ class Program:
     def definitions(self) -> dict[str, list[ast.AST]]:
         """The functions and methods by name."""
         found: dict[str, list[ast.AST]] = defaultdict(list)
-        todo = [node for file in self.files for node in file.tree.body]
-        while todo:
-            node = todo.pop()
+        for node in (node for file in self.files for node in ast.walk(file.tree)):
             if isinstance(node, _FUNCTIONS):
                 found[node.name].append(node)
-            todo += [*getattr(node, "body", ()), *getattr(node, "orelse", ())] if isinstance(node, _OPEN) else []
         return found
 
 
@@ -248,7 +245,6 @@ class SourceFile:
         return any(_NO_GRAD.search(ast.unparse(part)) for part in parts)
 
 
-_OPEN = (ast.ClassDef, ast.If, ast.Try, ast.With)
 _NO_GRAD = re.compile(r"no_grad|inference_mode|set_grad_enabled")
 _COMMUNICATES = re.compile(r"\b(DistributedDataParallel|DDP|init_process_group)\s*\(")
 # Those whose loops are not the user's.
