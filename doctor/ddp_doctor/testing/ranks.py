@@ -33,7 +33,6 @@ from ddp_doctor.probes.modules import normalize_over_ranks
 
 # Which random numbers they are does not matter.
 _SEED = 0
-_ASKING = "ddp_doctor_asking"
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -42,26 +41,10 @@ class _AskedError(BaseException):
 
 
 class _AskingGroup(dist.ProcessGroup):
-    """A process group whose rank and size are asked before any collective."""
+    """A process group of which whatever is asked is a question about ranks."""
 
-    asks = False
-
-    def rank(self) -> int:
-        """Returns the rank while the group is made."""
-        if self.asks:
-            raise _AskedError
-        return 0
-
-    def size(self) -> int:
-        """Returns the number of ranks while the group is made."""
-        return self.rank() + 1
-
-    def getBackendName(self) -> str:  # noqa: N802
-        """Returns the name of the backend."""
-        return _ASKING
-
-
-dist.Backend.register_backend(_ASKING, lambda *_: _AskingGroup(0, 1), devices=["cpu"])
+    def __getattribute__(self, name: str) -> Any:
+        raise _AskedError
 
 
 class _AskingEnvironment(type(os.environ)):  # type: ignore[misc]
@@ -228,18 +211,15 @@ def conditions() -> Iterator[None]:
 
 def without_ranks(compute: Callable[[], str]) -> str | None:
     """Returns what a call computes in this process, or None if it asks about ranks."""
-    dist.init_process_group(_ASKING, store=dist.HashStore(), rank=0, world_size=1)
-    group, environment, kind = dist.group.WORLD, os.environ, type(os.environ)
-    assert isinstance(group, _AskingGroup)
+    environment, kind = os.environ, type(os.environ)
     try:
-        group.asks = True
+        dist.group.WORLD = _AskingGroup(0, 1)
         environment.__class__ = _AskingEnvironment
         return compute()
     except _AskedError:
         return None
     finally:
-        group.asks, environment.__class__ = False, kind
-        dist.destroy_process_group()
+        dist.group.WORLD, environment.__class__ = None, kind
 
 
 def on_ranks(computations: Sequence[Callable[[], Any]], timeout: float) -> list[Any]:
