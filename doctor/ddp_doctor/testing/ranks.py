@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,15 @@ class _AskingEnvironment(type(os.environ)):  # type: ignore[misc]
         if name in _LAUNCHED:
             raise _AskedError
         return str(super().__getitem__(name))
+
+
+class _OverRanks(_BatchNorm):
+    """A batch norm with the statistics of all ranks: SyncBatchNorm is for GPUs."""
+
+    forward = normalize_over_ranks  # type: ignore[assignment]
+
+    def _check_input_dim(self, x: torch.Tensor) -> None:
+        """Takes any number of dimensions, as SyncBatchNorm."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +135,8 @@ def evaluate(
     arguments, found, losses, tape = [copy.deepcopy(shard)], Outcome(), list[torch.Tensor](), RandomReplay()
     if model is not None:
         for part in model.modules():
-            # SyncBatchNorm is for GPUs.
             if isinstance(part, nn.SyncBatchNorm) or (over and isinstance(part, _BatchNorm)):
-                part.forward = partial(normalize_over_ranks, part)
+                part.__class__ = _OverRanks
         parts = direction(model).split([parameter.numel() for parameter in trained(model)]) if shift else ()
         with torch.no_grad():
             for parameter, step in zip(trained(model), parts, strict=False):
