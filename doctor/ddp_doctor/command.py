@@ -8,6 +8,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 
 from ddp_doctor.accepted import accept_baseline, baseline_text
@@ -19,11 +20,6 @@ from ddp_doctor.output.formats import formatted, read_report
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.processes import recorded_signals
 from ddp_doctor.source.reading import read
-
-_OPTIONS = (
-    *("target", "data", "only", "skip", "devices", "steps", "samples", "timeout", "args", "config", "command"),
-    *("baseline", "gpu_as_cpu"),
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +56,8 @@ def _run(request: argparse.Namespace) -> int:
     before = read_report(request.before) if request.before else None
     if request.read:
         # It answers without an import of torch.
-        return _finish(read(request.read), request, before)
+        report = read(request.read)
+        return _finish(accept_baseline(report, request.baseline) if request.baseline else report, request, before)
     what = request.target or request.config or shlex.join(request.command)
     # The output of a format is for a program.
     stream = sys.stdout if request.format == "text" else sys.stderr
@@ -68,7 +65,7 @@ def _run(request: argparse.Namespace) -> int:
     print_text(f"The doctor runs {what} several times, {place}. Your files do not change.", stream)
     from ddp_doctor.examination import examine
 
-    options = {name: getattr(request, name) for name in _OPTIONS}
+    options = {name: getattr(request, name) for name in signature(examine).parameters if name != "on_stage"}
     report = examine(**options, on_stage=lambda name: print_text(f"stage: {name}", stream))
     return _finish(report, request, before)
 
