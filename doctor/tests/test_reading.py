@@ -62,11 +62,6 @@ def evaluate(net):
 ROWS = [
     ("LD001", "        sampler.set_epoch(epoch)\n", ""),
     ("LD005", "random_split([], [0.5, 0.5], torch.Generator())", "random_split([], [0.5, 0.5])"),
-    (
-        "LD014",
-        "            loss.backward()\n",
-        "            loss = loss / dist.get_world_size()\n            loss.backward()\n",
-    ),
     ("LD018", SCALED, SCALED.replace("            scaler.unscale_(optimizer)\n", "")),
     ("LD020", "            optimizer.zero_grad()\n", ""),
     ("LD022", NET % ", self.training", NET % ""),
@@ -124,14 +119,10 @@ def test_the_command_answers_without_torch_and_with_the_exit_codes_of_linters(
 
 
 def test_only_patterns_of_high_precision_change_the_exit_code() -> None:
-    medium = LOOP.replace("loss.backward()", "(loss / dist.get_world_size()).backward()")
-    for text, verdicts in (
-        (medium, [Verdict.UNCLEAR]),
-        (LOOP.replace("destroy_process_group", "barrier"), [Verdict.NOTE]),
-    ):
-        Path("train.py").write_text(HEAD + text)
-        report = read(["train.py"])
-        assert ([finding.verdict for finding in report.findings], report.exit_code) == (verdicts, 0)
+    medium = LOOP.replace("if rank == 0:", "if True:")
+    Path("train.py").write_text(HEAD + medium)
+    report = read(["train.py"])
+    assert ([finding.verdict for finding in report.findings], report.exit_code) == ([Verdict.UNCLEAR], 0)
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,7 @@ def _measure(evidence: Evidence, world_size: int) -> Derivative:
     optimizer, step = optimizers[0], optimizers.index(optimizers[0], 1)
 
     def moved(way: str, by: float) -> Run:
-        move = {"optimizer": optimizer, "step": step, "by": by}
-        changes: dict[str, Any] = {**evidence.always, "move": move}
+        changes: dict[str, Any] = {"move": {"optimizer": optimizer, "step": step, "by": by}}
         name = f"moved {way}{' on one process' if world_size == 1 else ''}"
         return evidence.run(name, purpose="numbers", double=True, world_size=world_size, interventions=changes)
 

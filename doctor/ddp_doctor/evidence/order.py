@@ -74,6 +74,12 @@ def samples_of(record: RankRecord, event: Event) -> list[str]:
     return [sample for batch in batches for sample in batch.get("samples", ()) if sample]
 
 
+def first_pass(samples: Sequence[str]) -> Sequence[str]:
+    """Returns the samples before the first repeated one: an endless stream comes to them again."""
+    repeated = (number for number, sample in enumerate(samples) if sample in samples[:number])
+    return samples[: next(repeated, len(samples))]
+
+
 def calls_of(record: RankRecord, base: int) -> Event | None:
     """Returns what direct calls of a data set gave, if that is known."""
     return next((event for event in record.of_kind("calls") if event["base"] == base), None)

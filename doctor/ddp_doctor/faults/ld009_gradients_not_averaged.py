@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.communication import own_models
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.rank_comparison import names_of
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, unmet
-from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.lazy import torch
 
 CODE = "LD009"
@@ -33,16 +32,14 @@ NEEDS = (optimizer_steps,)
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients that stay on the rank that computed them."""
-    if how := own_models(evidence):
-        place = evidence.trained[0].of_kind("step")[0]["place"]
-        return [note(f"Each rank trains a model of its own, {how}: nothing averages them.", 0, place=place)]
     found = first_divergence(evidence)
     if found is None:
         return unmet(evidence, averages_gradients)
     place, wrapped = found.place, evidence.ranks[0].of_kind("ddp")
-    if found.hook:
-        place = found.hook.place
-        what = f"the communication hook {found.hook.name} returns it as it is"
+    hooks = evidence.ranks[0].of_kind("comm_hook") if found.kind == "local" else []
+    if hooks:
+        place = hooks[0]["place"]
+        what = f"the communication hook {hooks[0]['name']} returns it as it is"
     elif found.kind == "local" and not found.passes:
         # Where it is called, and leaves these gradients, it is LD010 or LD016.
         what = "DistributedDataParallel.forward is not called" if wrapped else "no model is wrapped"

@@ -12,7 +12,7 @@ from typing import Any
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import names
 from ddp_doctor.findings import Finding, fault, note
-from ddp_doctor.source.file import HINT, MEDIUM, Likely, SourceFile, keyword, last, names_in
+from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword, last, names_in
 
 CODE = "LD032"
 TITLE = "Ranks write one file, or do not end"
@@ -37,7 +37,7 @@ _OWN_PATH = re.compile(r"rank|process_index|getpid|gpu|uuid|tempfile|tmp|BytesIO
 
 
 def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds checkpoints that every rank writes to one path, and process groups that nobody destroys."""
+    """Finds checkpoints that every rank writes to one path."""
     if not file.program.distributed:
         return
     saves = {call: _path(call) for call in file.called("save") if file.name(call.func) == "torch.save"}
@@ -46,9 +46,6 @@ def read(file: SourceFile) -> Iterator[Likely]:
         own = path is None or ast.unparse(path) in guarded or _is_own(file, path)
         if path and not own and _on_every_rank(file, call):
             yield Likely(call, f"every rank writes {ast.unparse(path)}: no condition on the rank is above it.", MEDIUM)
-    for call in file.called("init_process_group"):
-        if file.name(call.func).startswith("torch.distributed") and not file.program.mentions("destroy_process_group"):
-            yield Likely(call, "the process group is never destroyed.", HINT)
 
 
 def _path(save: ast.Call) -> ast.expr | None:

@@ -56,7 +56,7 @@ class Probes:
         self.steps = StepProbe(self.recorder, spec)
         micro = MicroBatchProbe(self.recorder, self.steps)
         if by_turns:
-            micro.follow(Path(spec.feed), int(changes["ranks"]), int(changes.get("begin", 0)))
+            micro.follow(Path(spec.feed), int(changes["ranks"]))
         self.micro = micro if spec.purpose == "numbers" and not joined else None
         self.modules = ModuleProbe(self.recorder, spec, self.steps, self.micro)
         self.alone = AloneProbe(self.recorder, spec)
@@ -154,8 +154,6 @@ class Probes:
             recorder.add("error", **error)
         else:
             self.loaders.samples.datasets.call()
-            if self.spec.purpose == "train" and not recorder.rank:
-                self.steps.schedules.look_ahead()
         recorder.add(
             "end",
             reached_end=reached_end,

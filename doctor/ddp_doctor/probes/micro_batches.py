@@ -212,17 +212,16 @@ class MicroBatchProbe:
         # The number of tokens that the model was given, and that of one process.
         self._count: tuple[torch.Tensor, float] | None = None
 
-    def follow(self, folder: Path, world_size: int, begin: int = 0) -> None:
+    def follow(self, folder: Path, world_size: int) -> None:
         """Lets this process get the micro-batches of the ranks of a run, from its folder.
 
         Args:
             folder: The folder.
             world_size: Number of ranks.
-            begin: How many of the micro-batches an earlier process has had.
         """
         loaded = _records(folder, world_size)
         self.ranks = [part["tensors"] for part in loaded]
-        self.plan = plan_of([part["events"] for part in loaded])[begin:]
+        self.plan = plan_of([part["events"] for part in loaded])
 
     def install(self) -> None:
         """Installs the probe in this thread."""

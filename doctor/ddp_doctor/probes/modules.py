@@ -14,7 +14,7 @@ from ddp_doctor.probes.generators import generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder, digest, is_called_near_user, is_sharded, world
+from ddp_doctor.records.recorder import Recorder, digest, is_called_near_user, is_sharded, sample_digests, world
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import ignored_by_ddp, tree_leaves
 
@@ -216,13 +216,13 @@ class ModuleProbe:
         return {name: digest(buffer) for name, buffer in found.items()} if _are_small(found.values()) else {}
 
     def _begin(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """Returns digests of the inputs and of the generators: a resumed run is compared with the first run."""
+        """Returns digests of the inputs, of their samples and of the generators, as a resumed run is to have them."""
         changed = self.spec.interventions and not self.spec.continues
         if self.spec.purpose != "train" or self.spec.world_size < 2 or changed or not torch.is_grad_enabled():
             return {}
         leaves = [leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, torch.Tensor)]
-        inputs = [digest(leaf) for leaf in leaves] if _are_small(leaves) else []
-        return {"inputs": inputs, "generators": generators()}
+        small = leaves if _are_small(leaves) else []
+        return {"inputs": list(map(digest, small)), "rows": sample_digests(small), "generators": generators()}
 
     def _is_early(self) -> bool:
         return self.spec.purpose == "train" and self.spec.world_size > 1 and 0 < self.recorder.step <= _MOST_HELD

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ddp_doctor.records.recorder import Recorder, digest
 from ddp_doctor.records.spec import Spec
@@ -17,8 +16,7 @@ from ddp_doctor.records.spec import Spec
 # Larger models are not digested again and again.
 _LARGE = 5_000_000
 _MOST_SAVED = 20_000
-_MOST_SURVEYS = 4
-_OPTIMIZER = "(optimizer)"
+_MOST_SURVEYS, _DEEPEST = 4, 6
 
 
 class StateProbe:
@@ -27,7 +25,6 @@ class StateProbe:
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec
         self.optimizers: list[Optimizer] = []
-        self.schedulers: list[LRScheduler] = []
         # What the doctor records is no state of the program.
         self.others: list[Any] = [recorder.tensors]
         # Repetitions with interventions need none.
@@ -54,9 +51,8 @@ class StateProbe:
 
     def saved(self, content: Any) -> dict[str, Any]:
         """Returns what a saved value contains, and what it lacks."""
-        tensors, keys, optimizers = set[str](), set[str](), 0
-        for key, value in _walk(content):
-            keys.add(key)
+        tensors, optimizers = set[str](), 0
+        for value in _walk(content):
             if isinstance(value, torch.Tensor) and len(tensors) < _MOST_SAVED and value.numel() <= _LARGE:
                 tensors.add(digest(value))
             optimizers += isinstance(value, dict) and {"state", "param_groups"} <= value.keys()
@@ -73,13 +69,11 @@ class StateProbe:
         ]
         return {
             "tensors": sorted(tensors),
-            "keys": sorted(keys),
             "optimizers": optimizers,
             "weights": [digest(value) for value in trained],
             "states": self._states(),
             "copies": copies,
             "stateful": sum(bool(optimizer.state) for optimizer in used),
-            "schedulers": [type(scheduler).__name__ for scheduler in self.schedulers],
         }
 
     def _states(self) -> list[str]:
@@ -95,19 +89,12 @@ class StateProbe:
         return [value for owner in self.optimizers for group in owner.param_groups for value in group["params"]]
 
 
-def _walk(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yields the parts of a nested value with their keys."""
-    yield key, value
-    if depth > 6:
-        return
-    if isinstance(value, dict):
-        # The steps of an optimizer's state are no position of the training.
-        inside = key == _OPTIMIZER or {"state", "param_groups"} <= value.keys()
-        for name, part in list(value.items()):
-            yield from _walk(part, _OPTIMIZER if inside else str(name), depth + 1)
-    elif isinstance(value, list | tuple):
-        for part in value[:2000]:
-            yield from _walk(part, key, depth + 1)
+def _walk(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yields the parts of a nested value."""
+    yield value
+    parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for part in parts[:_MOST_SAVED] if depth <= _DEEPEST else ():
+        yield from _walk(part, depth + 1)
 
 
 def _copies(

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from ddp_doctor.findings import Verdict
 
-# How often a pattern is right: the first ones change the exit code, the last ones need a look.
-HIGH, MEDIUM, HINT = Verdict.FAULT, Verdict.UNCLEAR, Verdict.NOTE
+# How often a pattern is right: the first ones change the exit code.
+HIGH, MEDIUM = Verdict.FAULT, Verdict.UNCLEAR
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Loop = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -32,7 +32,7 @@ class Likely:
     Attributes:
         node: The place.
         message: What is read there, in one sentence.
-        precision: `HIGH`, `MEDIUM` or `HINT`.
+        precision: `HIGH` or `MEDIUM`.
     """
 
     node: ast.expr | ast.stmt

@@ -31,7 +31,7 @@ def read(paths: Sequence[str]) -> Report:
         paths: Files and folders.
 
     Returns:
-        The report. What a precise pattern finds is a likely fault, and other findings are unclear or notes.
+        The report. What a precise pattern finds is a likely fault, and other findings are unclear.
 
     Raises:
         InputError: There is no such path, or a file that is named cannot be parsed.
