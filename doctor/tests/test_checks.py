@@ -298,7 +298,7 @@ ROWS["LD014"] = [
     ("gradients are averaged", NOTHING, scaled(1)),
     ("the loss is divided twice", "fault", scaled(0.5)),
     ("micro-batches and a factor of no division", "cannot tell", scaled(1.3, method=MICRO_BATCHES)),
-    ("another gradient after the average", "unclear", scaled(1, 0.2)),
+    ("another gradient after the average", NOTHING, scaled(1, 0.2)),
     ("not compared", "cannot tell", evidence(RankComparison(cannot="it hung"), ranks=STEPS)),
 ]
 

@@ -8,7 +8,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip, without_batch_norm
 from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison, solve
 from ddp_doctor.evidence.requirements import compared, unmet
-from ddp_doctor.findings import Finding, cannot_tell, fault, unclear
+from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import Run
 
@@ -87,20 +87,14 @@ def _scaled_by_hook(run: Run) -> Finding | None:
 
 
 def _changed_before_the_step(evidence: Evidence, found: RankComparison) -> list[Finding]:
-    """Returns that the gradient is changed on its way to the optimizer, if no other check says by what."""
-    if own_clip(evidence):
-        # LD011.
+    """Returns what changes the gradient on its way to the optimizer, if it is known; otherwise, LD036 reports it."""
+    uneven = found.passes and max(found.passes) - min(found.passes) > _UNEVEN * max(map(abs, found.passes))
+    # What clips them before the average is LD011.
+    if not uneven or own_clip(evidence):
         return []
-    where = found.step, found.tensor, found.measured, loss_place(evidence)
-    if found.passes and max(found.passes) - min(found.passes) > _UNEVEN * max(map(abs, found.passes)):
-        numbers = ", ".join(f"{weight / max(found.passes, key=abs):.3g}" for weight in found.passes)
-        message = (
-            f"The backward passes of a step count unequally on several ranks ({numbers}), and equally on one process: "
-            "a gradient that was already summed over the ranks is summed again after the next pass."
-        )
-        return [fault(message, *where)]
+    numbers = ", ".join(f"{weight / max(found.passes, key=abs):.3g}" for weight in found.passes)
     message = (
-        "Several ranks step with another gradient than one process, although those of their backward passes agree: "
-        "something changes them before the step, differently on each rank or nonlinearly."
+        f"The backward passes of a step count unequally on several ranks ({numbers}), and equally on one process: "
+        "a gradient that was already summed over the ranks is summed again after the next pass."
     )
-    return [unclear(message, *where)]
+    return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence))]
