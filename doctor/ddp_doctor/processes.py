@@ -78,11 +78,11 @@ def kill_children() -> None:
 
 
 @contextmanager
-def recorded_signals() -> Iterator[None]:
-    """Records signals within the body, which calls `check_signals`; another thread than the main one has none."""
+def recorded_signals() -> Iterator[list[signal.Signals]]:
+    """Yields the signals within the body, which calls `check_signals`; another thread than the main one has none."""
     _received.clear()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield _received
         return
     # nohup ignores SIGHUP.
     chosen = [signum for signum in _STOPPING if signal.getsignal(signum) != signal.SIG_IGN]
@@ -90,7 +90,7 @@ def recorded_signals() -> Iterator[None]:
         signum: signal.signal(signum, lambda number, _: _received.append(signal.Signals(number))) for signum in chosen
     }
     try:
-        yield
+        yield _received
     finally:
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)

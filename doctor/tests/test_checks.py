@@ -36,7 +36,7 @@ from recorded import (
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.records.spec import Spec
 
@@ -712,7 +712,7 @@ def test_a_cause_of_other_weights_has_one_code(code: str) -> None:
 
 
 def test_every_fault_has_a_faulty_and_a_mended_program() -> None:
-    assert ROWS.keys() == describe().keys()
+    assert ROWS.keys() == load_checks().keys()
     for code, rows in ROWS.items():
         expected = [verdict for _, verdict, _ in rows]
         # The mended form of the first row is the second one.

@@ -77,9 +77,6 @@ def test_a_pattern_finds_its_fault_and_no_other(code: str, healthy: str, faulty:
     elif "backward" in healthy:
         steps = "            loss.backward()\n            optimizer.step()\n"
         texts = LOOP.replace(steps, healthy), LOOP.replace(steps, faulty)
-    elif healthy.startswith("        "):
-        end = "        if rank == 0:\n"
-        texts = LOOP.replace(end, healthy + end), LOOP.replace(end, faulty + end)
     else:
         texts = healthy + LOOP, faulty + LOOP
     found = []
@@ -110,6 +107,7 @@ def test_the_command_answers_without_torch_and_with_the_exit_codes_of_linters(
     assert main(["--read", "train.py", "--format", "sarif"]) == 1
     result = json.loads(capsys.readouterr().out)["runs"][0]["results"][0]
     assert (result["ruleId"], result["locations"][0]["physicalLocation"]["region"]["startLine"]) == ("LD020", 21)
+    assert [main(["--read", "train.py", f"--{name}=base.json"]) for name in ("write-baseline", "baseline")] == [0, 0]
     text = HEAD + LOOP.replace("optimizer.zero_grad()", "pass")
     Path("train.py").write_text(
         text.replace("optimizer.step()", "optimizer.step()  # ddp-doctor: ignore[LD020] one step")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-import torch
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import SAME, is_multiple, names_of
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import Run
 
 # A vector with the weights of a model has up to so many times their numbers, and these.

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ddp_doctor.evidence.communication import averaged_weights, own_models
 from ddp_doctor.evidence.gradients import owned
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
 
 if TYPE_CHECKING:

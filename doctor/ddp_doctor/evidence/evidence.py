@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_doctor.evidence.micro_batches import compare_micro_batches
 from ddp_doctor.evidence.rank_comparison import (
@@ -15,9 +15,11 @@ from ddp_doctor.evidence.rank_comparison import (
     RankComparison,
     compare_ranks,
 )
-from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec
+
+if TYPE_CHECKING:
+    from ddp_doctor.launch.runner import Runner
 
 # If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
 _TIMES_NOISE = 50

@@ -6,14 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from ddp_doctor.evidence.communication import (
     averaged_weights_of,
     own_weights,
 )
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import SAME, RankComparison, distance, is_multiple, names_of
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import isclose
-
-import torch
+from typing import TYPE_CHECKING
 
 from ddp_doctor.evidence.rank_comparison import (
     MICRO_BATCHES,
@@ -16,8 +15,11 @@ from ddp_doctor.evidence.rank_comparison import (
     is_multiple,
     vector,
 )
-from ddp_doctor.probes.micro_batches import Turn, plan_of
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
+
+if TYPE_CHECKING:
+    from ddp_doctor.probes.micro_batches import Turn
 
 _KINDS = ("applied", "local")
 _DIVISIONS = ("div", "divide", "true_divide", "__truediv__", "div_")
@@ -36,6 +38,8 @@ def compare_micro_batches(ranks: Run, reference: Run, *, threshold: float) -> Ra
         reference: The run of one process.
         threshold: A larger difference is no rounding.
     """
+    from ddp_doctor.probes.micro_batches import plan_of
+
     if not reference.worked:
         return RankComparison(cannot=f"one process with the inputs of the ranks fails ({reference.short_reason})")
     one = reference.ranks[0]

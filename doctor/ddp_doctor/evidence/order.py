@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-import torch
-
 from ddp_doctor.evidence.communication import own_models
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord
 
 Event = dict[str, Any]

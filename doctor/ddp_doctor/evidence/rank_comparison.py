@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import torch
-
-from ddp_doctor.probes.draws import joining_axis
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
 
 # Healthy programs are below 1e-11 in 64 bits, faulty ones above 1e-3; a loss that the program computes in 32 bits
@@ -219,6 +217,8 @@ def solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> W
 
 def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, str, bool]:
     """Returns the first module whose outputs differ, its class, and whether all modules were seen."""
+    from ddp_doctor.probes.draws import joining_axis
+
     records = [*ranks.ranks, one]
     calls = [_outputs(record) for record in records]
     seen = all(found.keys() == calls[0].keys() for found in calls)

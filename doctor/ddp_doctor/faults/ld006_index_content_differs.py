@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import contents, leak, training_epochs
 from ddp_doctor.evidence.requirements import communicating, map_style, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord
 
 Rows = list[list[list[float]]]

@@ -10,8 +10,8 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, calls_of, epoch_of
 from ddp_doctor.evidence.requirements import communicating, training_loader
 from ddp_doctor.findings import Finding, fault, listed, note
-from ddp_doctor.probes.generators import OWN
 from ddp_doctor.records.run import RankRecord
+from ddp_doctor.records.spec import OWN
 
 CODE = "LD008"
 TITLE = "All ranks draw the same random numbers"

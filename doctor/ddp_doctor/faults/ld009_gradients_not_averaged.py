@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.rank_comparison import names_of
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, unmet
 from ddp_doctor.findings import Finding, fault, listed
+from ddp_doctor.lazy import torch
 
 CODE = "LD009"
 TITLE = "Gradients are not averaged"

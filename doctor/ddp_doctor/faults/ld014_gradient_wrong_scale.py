@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from math import isclose
 
-import torch
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip, without_batch_norm
 from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison, solve
 from ddp_doctor.evidence.requirements import compared, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import Run
 
 CODE = "LD014"

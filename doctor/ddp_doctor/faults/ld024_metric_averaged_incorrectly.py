@@ -12,8 +12,8 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples, select_differently
 from ddp_doctor.faults.ld027_collective_on_one_rank import mixed_keys
 from ddp_doctor.findings import Finding, cannot_tell, depends, fault, not_reached, note
-from ddp_doctor.probes.reports import BRACKETED, logged_name
 from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.spec import BRACKETED, logged_name
 
 # A reported number: its place in the program, how often it has reported before, and the position within the report.
 Key = tuple[str, int, int]

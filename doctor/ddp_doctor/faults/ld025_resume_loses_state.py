@@ -9,7 +9,6 @@ from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached, note
-from ddp_doctor.probes.options import FOLDER, NOTHING, OPTIONS
 from ddp_doctor.records.run import RankRecord, Run
 
 Event = dict[str, Any]
@@ -100,6 +99,8 @@ def _start_again(evidence: Evidence) -> tuple[Run | None, str]:
 
 def _option(run: Run) -> list[str]:
     """Returns the option with which a program resumes, and the checkpoint that it takes; nothing if none is known."""
+    from ddp_doctor.probes.options import FOLDER, NOTHING, OPTIONS
+
     path = run.folder / OPTIONS
     files = [event["file"] for record in run.ranks for event in _checkpoints(record)] if path.exists() else []
     if not files:

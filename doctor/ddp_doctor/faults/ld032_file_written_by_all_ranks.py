@@ -41,7 +41,7 @@ def read(file: SourceFile) -> Iterator[Likely]:
     if not file.program.distributed:
         return
     saves = {call: _path(call) for call in file.called("save") if file.name(call.func) == "torch.save"}
-    guarded = {ast.unparse(path) for call, path in saves.items() if path and file.rank_guard(call)}
+    guarded = {ast.unparse(path) for call, path in saves.items() if path and file.guarded_by_rank(call)}
     for call, path in saves.items():
         own = path is None or ast.unparse(path) in guarded or _is_own(file, path)
         if path and not own and _on_every_rank(file, call):
@@ -66,7 +66,7 @@ def _is_own(file: SourceFile, path: ast.expr) -> bool:
 def _on_every_rank(file: SourceFile, node: ast.AST, seen: tuple[tuple[SourceFile, str], ...] = ()) -> bool:
     """Returns whether a statement is reached without a condition on the rank, and its function so, too."""
     scope, locks = file.scope(node), [one for one in file.above(node) if isinstance(one, ast.With)]
-    if file.rank_guard(node) or any("lock" in ast.unparse(one.items[0]).lower() for one in locks):
+    if file.guarded_by_rank(node) or any("lock" in ast.unparse(one.items[0]).lower() for one in locks):
         return False
     if isinstance(scope, ast.Module):
         # A tool that imports the project's training code has one process.

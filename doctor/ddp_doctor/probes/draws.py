@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ddp_doctor.probes.generators import OWN, OwnGenerators, drawn, states_of_global, values_drawn
+from ddp_doctor.probes.generators import OwnGenerators, drawn, states_of_global, values_drawn
 from ddp_doctor.records.recorder import Recorder, user_place
-from ddp_doctor.records.spec import Spec
+from ddp_doctor.records.spec import OWN, Spec
 from ddp_doctor.torch_internals import DispatchMode, in_backward, tree_leaves
 
 if TYPE_CHECKING:

@@ -18,12 +18,9 @@ import torch
 from ddp_doctor.after_import import after_import
 from ddp_doctor.probes.wrap import before
 from ddp_doctor.records.recorder import Recorder, is_called_by_user, is_called_near_user, user_stack
+from ddp_doctor.records.spec import BRACKETED
 
 _NUMBER = re.compile(r"-?\d+\.\d+(?:[eE][+-]?\d+)?")
-# Added to the word of a number in parentheses.
-BRACKETED = " in parentheses"
-# What Lightning adds to the name under which a module logs a value.
-_ADDED = re.compile(r"(_step|_epoch)?(/dataloader_idx_\d+)?$")
 _MOST_EVENTS = 2_000
 
 
@@ -65,11 +62,6 @@ class ReportProbe:
             self._left -= 1
             key = " ".join([*user_stack(), name])
             self.recorder.add("reported", key=key, values=numbers, name=name, by_trainer=by_trainer)
-
-
-def logged_name(name: str) -> str:
-    """Returns the name under which a module logs a metric of Lightning's Trainer."""
-    return _ADDED.sub("", name)
 
 
 def _is_called_by_trainer() -> bool:

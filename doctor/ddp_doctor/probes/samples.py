@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from ddp_doctor.probes.generators import OWN, OwnGenerators, drawn, generators, seed_unseen
+from ddp_doctor.probes.generators import OwnGenerators, drawn, generators, seed_unseen
 from ddp_doctor.records.recorder import Recorder, digest, number_of
-from ddp_doctor.records.spec import Spec
+from ddp_doctor.records.spec import OWN, Spec
 from ddp_doctor.torch_internals import tree_leaves, tree_map
 
 # Samples of a data set that are called directly, and the seconds of the processor that this may take on any load.

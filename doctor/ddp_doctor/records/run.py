@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.spec import PACKAGE, Spec
 
 # What a rank says when it has lost another one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +15,12 @@ PACKAGE = str(Path(__file__).parents[1])
 _FILE = "spec.json"
 # The environment variable that names the folder of a run to the processes of a command.
 FOLDER = "DDP_DOCTOR_RUN"
+# The name of the generators that the program has created.
+OWN = "a generator that the program has created"
+# What follows the word of a number in parentheses.
+BRACKETED = " in parentheses"
+# What Lightning adds to the name under which a module logs a value.
+_ADDED = re.compile(r"(_step|_epoch)?(/dataloader_idx_\d+)?$")
 # Times the steps per epoch, for what a program does every few steps only.
 _LONGER = 8
 
@@ -107,6 +114,11 @@ def read(folder: Path) -> Spec:
     target = values.pop("target")
     args, command = (tuple(target.pop(name)) for name in ("args", "command"))
     return Spec(Target(**target, args=args, command=command), **values)
+
+
+def logged_name(name: str) -> str:
+    """Returns the name under which a module logs a metric of Lightning's Trainer."""
+    return _ADDED.sub("", name)
 
 
 def target_name(target: Any) -> str:
