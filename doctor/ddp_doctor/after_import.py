@@ -16,7 +16,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(self) -> None:
         self.changes: dict[str, list[Callable[[Any], None]]] = {}
-        self.missing: Callable[[str], None] = lambda _: None
         self._loaders: dict[str, Any] = {}
         self._searching: set[str] = set()
 
@@ -32,8 +31,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             self._searching.remove(fullname)
         if spec is not None:
             self._loaders[fullname], spec.loader = spec.loader, self
-        else:
-            self.missing(fullname)
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
@@ -52,16 +49,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 _FINDER = _Finder()
 
 
-def after_import(changes: dict[str, Callable[[Any], None]], missing: Callable[[str], None] | None = None) -> None:
+def after_import(changes: dict[str, Callable[[Any], None]]) -> None:
     """Changes modules as soon as they are imported; those that are imported already at once.
 
     Args:
         changes: What is called with a module after its import, by the name of the module.
-        missing: Is called with the name of such a module that does not exist.
     """
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
-    _FINDER.missing = missing or _FINDER.missing
     for name, change in changes.items():
         if name in sys.modules:
             change(sys.modules[name])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -59,7 +57,7 @@ class CommandRunner(Runner):
         """Runs a specification to its end or timeout.
 
         Raises:
-            InputError: The command does not exist, or its interpreter lacks a package.
+            InputError: The command does not exist.
         """
         forks = self.forks and not spec.real_gpus and spec.purpose != "bare"
         found = self._run(spec, forks=forks)
@@ -81,12 +79,9 @@ class CommandRunner(Runner):
         run = load_run(spec, folder, [code] * spec.world_size, time.monotonic() - begun, hung=hung)
         if not spec.interventions:
             self._turns[spec.world_size] = [_turns(folder / f"done{rank}") for rank in range(spec.world_size)]
-        if run.lost:
-            _explain_missing(folder, words)
         output = (folder / "output.txt").read_text(errors="replace")
-        stacks = "\n".join(path.read_text() for path in sorted(folder.glob("stack-*.txt")))
         for record in [*run.ranks, *(run.later.ranks if run.later else [])]:
-            record.output, record.stack = output, stacks
+            record.output = output
         return run
 
 
@@ -113,15 +108,3 @@ def _words(command: Sequence[str]) -> list[str]:
     if found is None:
         raise InputError(f"There is no command {command[0]}.")
     return [found, *command[1:]]
-
-
-def _explain_missing(folder: Path, words: Sequence[str]) -> None:
-    """Raises an InputError if the command failed for want of a package that the doctor needs in its Python."""
-    for path in sorted(folder.glob("missing-*.json")):
-        python, name = json.loads(path.read_text())
-        own = shlex.join([sys.executable, *words[1:]]) if Path(words[0]).name.startswith("python") else ""
-        fix = f"name that of the doctor: -- {own}" if own else "activate the environment that has both"
-        raise InputError(
-            f"The command runs the interpreter {python}, which has no package {name}, but the doctor runs in "
-            f"{sys.executable}. Start the command with an interpreter that has torch and ddp_doctor, or {fix}"
-        )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -15,12 +13,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, cast
 
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.probes.install import STOP, WRITTEN
-from ddp_doctor.processes import check_signals, processes_of_group
+from ddp_doctor.processes import check_signals
 from ddp_doctor.records.run import Run, load_run
 from ddp_doctor.records.spec import Spec
 
@@ -37,6 +36,10 @@ class Interpreter:
     Args:
         rank: Rank of its runs; sets have another order on each rank.
         folder: Folder of the examination, for what libraries write when they are imported.
+
+    Attributes:
+        tell: Sends a request.
+        answers: Returns whether an answer comes within some seconds.
     """
 
     def __init__(self, rank: int, folder: Path) -> None:
@@ -50,31 +53,18 @@ class Interpreter:
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(folder),
         }
+        self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ddp_doctor.launch.fork_server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-m", "ddp_doctor.launch.fork_server", str(theirs.fileno())],
             env=environment,
-            text=True,
-            bufsize=1,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
             # Ctrl-C is for the command alone, which ends its runs.
             start_new_session=True,
         )
-
-    def tell(self, request: dict[str, Any]) -> None:
-        """Sends a request."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-
-    def answer(self, timeout: float) -> dict[str, Any] | None:
-        """Returns the next answer; None if there is none in time."""
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], timeout)[0]:
-            return None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("An interpreter of the doctor has ended.")
-        return cast(dict[str, Any], json.loads(line))
+        theirs.close()
+        self.tell, self.answers = self._connection.send, self._connection.poll
 
     def wait(self, timeout: float = 60.0) -> dict[str, Any]:
         """Returns the next answer.
@@ -82,10 +72,9 @@ class Interpreter:
         Raises:
             RuntimeError: There is none in time.
         """
-        found = self.answer(timeout)
-        if found is None:
+        if not self.answers(timeout):
             raise RuntimeError("An interpreter of the doctor does not answer.")
-        return found
+        return cast(dict[str, Any], self._connection.recv())
 
     def close(self) -> None:
         """Ends the interpreter and what it runs."""
@@ -187,16 +176,16 @@ def _wait(running: dict[int, Interpreter], spec: Spec, folder: Path, deadline: f
     latest, recorded = deadline, False
     while None in codes.values() and time.monotonic() <= latest:
         for pid, interpreter in running.items():
-            if codes[pid] is None and (found := interpreter.answer(0.01)):
-                codes[pid] = found["code"]
-                if found["code"]:
+            if codes[pid] is None and interpreter.answers(0.01):
+                codes[pid] = interpreter.wait()["code"]
+                if codes[pid]:
                     latest = min(latest, time.monotonic() + _GRACE)
         check_signals()
         if not recorded and all((folder / f"done{rank}").exists() for rank in range(spec.world_size)):
             recorded, latest = True, min(latest, time.monotonic() + grace)
     late = [pid for pid in running if codes[pid] is None]
     if late and not recorded:
-        _let_record(late, spec, folder)
+        _let_record(spec, folder)
     for pid in late:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -204,12 +193,9 @@ def _wait(running: dict[int, Interpreter], spec: Spec, folder: Path, deadline: f
     return [*codes.values()], bool(late) and latest == deadline
 
 
-def _let_record(pids: Sequence[int], spec: Spec, folder: Path) -> None:
-    """Lets the ranks in process groups write their records and stacks."""
+def _let_record(spec: Spec, folder: Path) -> None:
+    """Lets the ranks write their records and stacks."""
     (folder / STOP).touch()
-    for member in (member for pid in pids for member in processes_of_group(pid)):
-        with suppress(ProcessLookupError):
-            os.kill(member, signal.SIGUSR2)
     # A busy machine needs more than a moment; a rank that was lost writes nothing.
     latest = time.monotonic() + _SECONDS_TO_RECORD
     while time.monotonic() < latest and len(list(folder.glob(f"{WRITTEN}*"))) < spec.world_size:

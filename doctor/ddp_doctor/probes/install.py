@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -220,12 +221,16 @@ class Probes:
                     feed.failures.append("the optimizers of one process have other parameters than those of the ranks")
 
     def _watch(self) -> None:
-        """Writes the record of a rank that hangs, when the parent asks for it."""
-        while not (self.recorder.folder / STOP).exists():
+        """Writes the stacks and the record of a rank that hangs, when the parent asks for them."""
+        folder = self.recorder.folder
+        while not (folder / STOP).exists():
             time.sleep(0.1)
-        if not (self.recorder.folder / f"done{self.recorder.rank}").exists():
+        rank = self.recorder.rank
+        if not (folder / f"done{rank}").exists():
+            with (folder / f"stack{rank}.txt").open("a") as file:
+                faulthandler.dump_traceback(file)
             self.recorder.write()
-            (self.recorder.folder / f"{WRITTEN}{self.recorder.rank}").touch()
+            (folder / f"{WRITTEN}{rank}").touch()
 
 
 def _rank() -> int:
