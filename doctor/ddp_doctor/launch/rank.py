@@ -108,7 +108,7 @@ def is_launcher(words: Sequence[str]) -> bool:
 def _prepare(folder: Path, spec: Spec) -> None:
     """Prepares torch, before anything else is installed: with emulated GPUs, or as it is."""
     if spec.gpus:
-        from ddp_doctor.emulation.install import install
+        from ddp_doctor.emulation.cuda import install
 
         install(spec.gpus)
     if spec.target.command:
