@@ -194,7 +194,7 @@ def test_a_program_that_writes_changes_nothing_however_the_examination_ends(numb
     processes: list[int] = []
     try:
         if kill != "nothing":
-            while not list(tmp_path.glob("temporary/*/run*/spec.json")):
+            while not list(tmp_path.glob("temporary/*/run*/spec")):
                 assert doctor.poll() is None
                 time.sleep(0.05)
             time.sleep(chance.uniform(0.0, 12.0))
