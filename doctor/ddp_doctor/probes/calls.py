@@ -51,7 +51,6 @@ COLLECTIVES = (
 
 # Larger buckets of communication hooks are not recorded.
 _LARGE = 5_000_000
-_MOST_LOSSES = 500
 _MOST_PERMUTATIONS, _LONGEST_PERMUTATION = 20, 100_000
 
 
@@ -68,9 +67,7 @@ class CallProbe:
         self.before_collective: Callable[[], None] = lambda: None
         # Asynchronous collectives that nobody has waited for, with their events and the memory of their results.
         self._begun: list[tuple[dist.Work, dict[str, Any], set[int]]] = []
-        self._hooks, self._losses = 0, 0
-        # One process communicates with nobody.
-        self._is_one = spec.purpose == "numbers" and spec.world_size == 1
+        self._hooks = 0
         self._permutations: list[weakref.ref[torch.Tensor]] = []
         self._divided: set[int] = set()
 
@@ -199,7 +196,8 @@ class CallProbe:
         self.recorder.add("comm_hook", name=name)
         self.recorder.has_hooks = True
         # In one process, compression would only change its numbers.
-        if self._is_one or self.spec.interventions.get("plain_average"):
+        is_one = self.spec.purpose == "numbers" and self.spec.world_size == 1
+        if is_one or self.spec.interventions.get("plain_average"):
             return original(ddp, ddp.process_group, allreduce_hook)
 
         @functools.wraps(hook)
@@ -228,8 +226,7 @@ class CallProbe:
         target = wanted["target"]
         is_mean = wanted["weight"] is None and wanted["reduction"] == "mean" and not target.is_floating_point()
         # cross_entropy of torch does not call nll_loss of Python.
-        if is_mean and result.requires_grad and self._losses < _MOST_LOSSES:
-            self._losses += 1
+        if is_mean and result.requires_grad:
             count = int((target != wanted["ignore_index"]).sum())
             self.recorder.add("mean_of_labels", value=float(result.detach()), count=count)
         return result
