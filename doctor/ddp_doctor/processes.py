@@ -29,30 +29,13 @@ def die_with_parent() -> None:
 
 def children_of(pid: int) -> list[int]:
     """Returns the child processes of a process."""
-    return [child for child, parent, _ in _processes() if parent == pid]
-
-
-def processes_of_group(group: int) -> list[int]:
-    """Returns the processes of a process group, which do not ignore SIGUSR2."""
-    return [pid for pid, _, of in _processes() if of == group and _catches_usr2(pid)]
-
-
-def _processes() -> Iterator[tuple[int, int, int]]:
-    """Yields the ID, the parent and the group of each process."""
+    found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                yield int(entry.name), int(fields[1]), int(fields[2])
-
-
-def _catches_usr2(pid: int) -> bool:
-    """Returns whether a process has a handler, without which the signal would end it."""
-    with suppress(OSError, StopIteration, ValueError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        caught = next(line for line in lines if line.startswith("SigCgt")).split()[1]
-        return bool(int(caught, 16) >> (signal.SIGUSR2 - 1) & 1)
-    return False
+                found += [int(entry.name)] * (int(fields[1]) == pid)
+    return found
 
 
 def living_children() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,7 +104,7 @@ def _copies(
     """Returns the modules, dictionaries and lists that hold tensors of the weights' shapes, but not the weights."""
     known = {id(value) for value in trained} | {id(value.grad) for value in trained}
     known |= {id(part) for owner in optimizers for state in owner.state.values() for part in state.values()}
-    shapes = sorted(tuple(value.shape) for value in trained)
+    shapes = Counter(value.shape for value in trained)
     found: list[tuple[Any, str, list[torch.Tensor]]] = []
     objects = gc.get_objects()
     # Not isinstance, which asks the object: proxies and deprecated objects answer with warnings and imports.
@@ -114,19 +115,11 @@ def _copies(
         tensors: list[Any] = []
         if issubclass(type(owner), nn.Module):
             tensors = [] if id(owner) in inner else list(owner.parameters())
-        elif type(owner) in {dict, list} and len(shapes) <= len(owner) <= 2 * len(shapes) and id(owner) not in covered:
+        elif type(owner) in {dict, list} and 1 <= len(owner) / len(trained) <= 2 and id(owner) not in covered:
             parts = list(owner.values()) if isinstance(owner, dict) else owner
             tensors = parts if all(type(part) is torch.Tensor for part in parts) else []
-        same = sorted(tuple(value.shape) for value in tensors) if tensors else []
-        if tensors and _contains(same, shapes) and not any(id(value) in known for value in tensors):
+        if not tensors or shapes - Counter(value.shape for value in tensors):
+            continue
+        if not any(id(value) in known for value in tensors):
             found.append((owner, type(owner).__name__, list(tensors)))
     return found
-
-
-def _contains(shapes: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> bool:
-    rest = list(shapes)
-    for shape in wanted:
-        if shape not in rest:
-            return False
-        rest.remove(shape)
-    return True

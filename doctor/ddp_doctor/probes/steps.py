@@ -216,9 +216,6 @@ class StepProbe:
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
             self.gradients.watch(_parameters(optimizer))
-        if optimizer in self._stepping:
-            # Its last step raised an exception.
-            self._stepping.clear()
         self._stepping.append(optimizer)
         if len(self._stepping) > 1:
             # A part of another optimizer, which records the step: a sharded optimizer has one with its own shard.

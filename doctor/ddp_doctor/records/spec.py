@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 import re
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddp_doctor.errors import InputError
 
 PACKAGE = str(Path(__file__).parents[1])
-_FILE = "spec.json"
+_FILE = "spec"
 # The environment variable that names the folder of a run to the processes of a command.
 FOLDER = "DDP_DOCTOR_RUN"
 # The name of the generators that the program has created.
@@ -105,15 +105,13 @@ class Spec:
 
     def write(self, folder: Path) -> None:
         """Writes the file that `read` reads."""
-        (folder / _FILE).write_text(json.dumps(asdict(self)))
+        (folder / _FILE).write_bytes(pickle.dumps(self))
 
 
 def read(folder: Path) -> Spec:
     """Reads what `Spec.write` wrote."""
-    values = json.loads((folder / _FILE).read_text())
-    target = values.pop("target")
-    args, command = (tuple(target.pop(name)) for name in ("args", "command"))
-    return Spec(Target(**target, args=args, command=command), **values)
+    found: Spec = pickle.loads((folder / _FILE).read_bytes())  # noqa: S301
+    return found
 
 
 def logged_name(name: str) -> str:
