@@ -8,22 +8,18 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 
 from ddp_doctor.accepted import accept_baseline, baseline_text
 from ddp_doctor.errors import DoctorError, InputError, StoppedError
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks
 from ddp_doctor.findings import Report
 from ddp_doctor.flags import check_request, parse
 from ddp_doctor.output.formats import formatted, read_report
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.processes import recorded_signals
 from ddp_doctor.source.reading import read
-
-_OPTIONS = (
-    *("only", "skip", "devices", "steps", "samples", "timeout", "args", "config", "command"),
-    *("baseline", "gpu_as_cpu"),
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +56,8 @@ def _run(request: argparse.Namespace) -> int:
     before = read_report(request.before) if request.before else None
     if request.read:
         # It answers without an import of torch.
-        return _finish(read(request.read), request, before)
+        report = read(request.read)
+        return _finish(accept_baseline(report, request.baseline) if request.baseline else report, request, before)
     what = request.target or request.config or shlex.join(request.command)
     # The output of a format is for a program.
     stream = sys.stdout if request.format == "text" else sys.stderr
@@ -68,17 +65,23 @@ def _run(request: argparse.Namespace) -> int:
     print_text(f"The doctor runs {what} several times, {place}. Your files do not change.", stream)
     from ddp_doctor.examination import examine
 
-    options = {name: getattr(request, name) for name in _OPTIONS}
-    report = examine(
-        request.target, request.data, on_stage=lambda name: print_text(f"stage: {name}", stream), **options
-    )
+    options = {name: getattr(request, name) for name in signature(examine).parameters if name != "on_stage"}
+    report = examine(**options, on_stage=lambda name: print_text(f"stage: {name}", stream))
     return _finish(report, request, before)
 
 
 def _finish(report: Report, request: argparse.Namespace, before: Report | None) -> int:
-    """Writes and prints a report, and returns the exit code."""
+    """Writes the files that a request names, prints a report, and returns the exit code."""
     try:
-        report = _written(report, request)
+        if request.write_baseline and report.exit_code < InputError.exit_code:
+            Path(request.write_baseline).write_text(baseline_text(report), encoding="utf-8")
+            report = accept_baseline(report, request.write_baseline)
+        if request.json:
+            Path(request.json).write_text(formatted(report, "json") + "\n", encoding="utf-8")
+        if request.html:
+            from ddp_doctor.output.page import page_of
+
+            Path(request.html).write_text(page_of(report), encoding="utf-8")
     except OSError as error:
         raise InputError(f"The report cannot be written: {error}.") from error
     finally:
@@ -86,23 +89,9 @@ def _finish(report: Report, request: argparse.Namespace, before: Report | None) 
     return report.exit_code
 
 
-def _written(report: Report, request: argparse.Namespace) -> Report:
-    """Writes the files that a request names, and returns the report without the findings of a new baseline."""
-    if request.write_baseline and report.exit_code < InputError.exit_code:
-        Path(request.write_baseline).write_text(baseline_text(report), encoding="utf-8")
-        report = accept_baseline(report, request.write_baseline)
-    if request.json:
-        Path(request.json).write_text(formatted(report, "json") + "\n", encoding="utf-8")
-    if request.html:
-        from ddp_doctor.output.page import page_of
-
-        Path(request.html).write_text(page_of(report), encoding="utf-8")
-    return report
-
-
 def explain(code: str) -> str:
     """Returns the cause, wrong code, the fix and the threads of a check."""
-    check = describe()[code]
-    parts = {"Wrong": check.wrong, "Fix": check.fix, "Reported in": "\n".join(check.threads)}
+    check = load_checks()[code]
+    parts = {"Wrong": check.WRONG, "Fix": check.FIX, "Reported in": "\n".join(check.THREADS)}
     blocks = [f"{title}:\n{textwrap.indent(text.rstrip(), '  ')}" for title, text in parts.items()]
-    return "\n\n".join([f"{code}  {check.title}", check.cause.rstrip(), *blocks])
+    return "\n\n".join([f"{code}  {check.TITLE}", check.CAUSE.rstrip(), *blocks])

@@ -21,7 +21,6 @@ from ddp_doctor.faults import choose_checks
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
 from ddp_doctor.findings import DEFECT, REASONS, CheckState, Finding, Report, Stage, State, Verdict, cannot_tell
-from ddp_doctor.launch.commands import CommandRunner
 from ddp_doctor.launch.runner import Runner, device_changes
 from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.source.reading import read
@@ -104,9 +103,8 @@ def examine(
     spec = replace(spec, **device_changes(devices, gpu_as_cpu, torch.cuda.device_count()))  # type: ignore[arg-type]
     with examination_folder() as folder:
         protection = Protection(folder)
-        runner = CommandRunner(folder, protection) if what.command else Runner(devices, folder, protection)
+        runner = Runner(what, devices, folder, protection)
         try:
-            runner.preload()
             examination = _Examination(Evidence(spec, runner), checks, on_stage).first_runs()
             examination.finish()
             protection.end()
@@ -202,7 +200,7 @@ class _Examination:
             if evidence.spec.target.command:
                 # While the user's command starts, torch is imported for the forks that all other runs are.
                 self._stage("several ranks", self._several, may_fail=False)
-                evidence.runner.use_forks()
+                evidence.runner.forks = True
             self._stage("one process", self._single, may_fail=False)
             single = evidence.runs["single"]
             if single.hung or emulation_for(evidence.spec, [single]):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddp_doctor.errors import InputError, nearest
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks
 from ddp_doctor.output.formats import FORMATS
 from ddp_doctor.versions import VERSION
 
@@ -100,8 +100,8 @@ def _parser() -> Parser:
 
 def _code(text: str) -> str:
     code = text.strip().upper()
-    if code not in describe():
-        raise argparse.ArgumentTypeError(f"there is no check {text.strip()}: they are LD001 to {max(describe())}")
+    if code not in load_checks():
+        raise argparse.ArgumentTypeError(f"there is no check {text.strip()}: they are LD001 to {max(load_checks())}")
     return code
 
 

@@ -29,30 +29,13 @@ def die_with_parent() -> None:
 
 def children_of(pid: int) -> list[int]:
     """Returns the child processes of a process."""
-    return [child for child, parent, _ in _processes() if parent == pid]
-
-
-def processes_of_group(group: int) -> list[int]:
-    """Returns the processes of a process group, which do not ignore SIGUSR2."""
-    return [pid for pid, _, of in _processes() if of == group and _catches_usr2(pid)]
-
-
-def _processes() -> Iterator[tuple[int, int, int]]:
-    """Yields the ID, the parent and the group of each process."""
+    found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                yield int(entry.name), int(fields[1]), int(fields[2])
-
-
-def _catches_usr2(pid: int) -> bool:
-    """Returns whether a process has a handler, without which the signal would end it."""
-    with suppress(OSError, StopIteration, ValueError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        caught = next(line for line in lines if line.startswith("SigCgt")).split()[1]
-        return bool(int(caught, 16) >> (signal.SIGUSR2 - 1) & 1)
-    return False
+                found += [int(entry.name)] * (int(fields[1]) == pid)
+    return found
 
 
 def living_children() -> bool:
@@ -78,11 +61,11 @@ def kill_children() -> None:
 
 
 @contextmanager
-def recorded_signals() -> Iterator[None]:
-    """Records signals within the body, which calls `check_signals`; another thread than the main one has none."""
+def recorded_signals() -> Iterator[list[signal.Signals]]:
+    """Yields the signals within the body, which calls `check_signals`; another thread than the main one has none."""
     _received.clear()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield _received
         return
     # nohup ignores SIGHUP.
     chosen = [signum for signum in _STOPPING if signal.getsignal(signum) != signal.SIG_IGN]
@@ -90,7 +73,7 @@ def recorded_signals() -> Iterator[None]:
         signum: signal.signal(signum, lambda number, _: _received.append(signal.Signals(number))) for signum in chosen
     }
     try:
-        yield
+        yield _received
     finally:
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)

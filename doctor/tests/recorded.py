@@ -123,7 +123,7 @@ def trained(
 
 def evidence(
     reference: RankComparison | None = None,
-    compared: dict[str, RankComparison] | None = None,
+    compared: RankComparison | None = None,
     otherwise: Callable[[Spec], list[RankRecord]] | None = None,
     runs: dict[str, list[RankRecord]] | None = None,
     **ranks: list[RankRecord],
@@ -132,7 +132,7 @@ def evidence(
 
     Args:
         reference: The comparison with one process.
-        compared: Further ones, by the name of the intervention.
+        compared: That with synchronized batch norm.
         otherwise: Gives the runs that are not named here.
         runs: Runs by names with spaces.
         ranks: Runs by their names; `single` and `ranks` are the first two.
@@ -141,7 +141,7 @@ def evidence(
     given.runs = {name: Run(spec_of(own), Path(), own) for name, own in (ranks | (runs or {})).items()}
     given.reference = reference or given.reference
     if compared:
-        given.compare = lambda name="", **_: compared[name]  # type: ignore[method-assign]
+        given.compare = lambda **_: compared  # type: ignore[method-assign]
     return given
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from projects.cases import CASES, FAMILIES, TRAINCHECK, Case
 
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks
 from ddp_doctor.findings import Report, Verdict
 
 ROOT = Path(__file__).parents[1]
@@ -148,10 +148,10 @@ def page_with(rows: dict[str, str]) -> str:
 def checks_table() -> str:
     """Returns the table of all checks for the guide."""
     lines = ["| code | finds | structural | reported in |", "|---|---|---|---|"]
-    for code, check in describe().items():
-        structural = "yes" if check.structural else ""
-        link = f"[{code}](../ddp_doctor/faults/{check.module}.py)"
-        lines.append(f"| {link} | {check.title} | {structural} | {', '.join(check.threads)} |")
+    for code, check in load_checks().items():
+        structural = "yes" if check.STRUCTURAL else ""
+        link = f"[{code}](../ddp_doctor/faults/{Path(str(check.__file__)).name})"
+        lines.append(f"| {link} | {check.TITLE} | {structural} | {', '.join(check.THREADS)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -14,7 +14,7 @@ import pytest
 from example_report import FAULT, example, hostile
 
 import ddp_doctor
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks, short_fix
 from ddp_doctor.findings import REASONS, Comparison, Finding, Report, State, Verdict
 from ddp_doctor.output.formats import FORMATS, formatted, read_report
 from ddp_doctor.output.page import curve_of, page_of
@@ -118,7 +118,7 @@ def test_sarif_has_the_objects_of_its_standard(report: Report) -> None:
     log = json.loads(formatted(report, "sarif"))
     (run,) = log["runs"]
     rules = {rule["id"]: rule for rule in run["tool"]["driver"]["rules"]}
-    assert (log["version"], list(rules)) == ("2.1.0", list(describe()))
+    assert (log["version"], list(rules)) == ("2.1.0", list(load_checks()))
     assert all(rule["shortDescription"]["text"] and rule["help"]["text"] for rule in rules.values())
     levels = {"LD012": "error", "LD008": "error", "LD017": "warning", "LD013": "warning", "LD032": "note"}
     for result in run["results"]:
@@ -152,7 +152,7 @@ def test_the_checks_are_cases_of_junit() -> None:
 
 GONE = [replace(FAULT, code=code, place="old.py:7 in main") for code in ("LD017", "LD014")]
 MENTION = replace(FAULT, message="@you and #1: <b> *x* [a](b) `c*` ``d`", tensor="__init__", place="")
-MANY = [replace(FAULT, code=code) for code in describe()]
+MANY = [replace(FAULT, code=code) for code in load_checks()]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ MANY = [replace(FAULT, code=code) for code in describe()]
                 r"- ✗ **LD012 Batch norm depends on the number of ranks** at mine.py:41 in training\_step (fault)",
                 "  The outputs of net.bn1 differ; with synchronized batch norm the difference falls to 1.1e-15; step 0"
                 "; net.bn1; 2.4e-02 of the update",
-                f"  Fix: {describe()['LD012'].short_fix}",
+                f"  Fix: {short_fix(load_checks()['LD012'])}",
                 "- LD014, LD015: The loss is not finite.",
                 "- not reached: LD030",
             ],

@@ -15,7 +15,7 @@ import suite
 import yaml
 from doctor_support import CHILD_ENV, ROOT
 
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks
 from ddp_doctor.flags import parse
 
 DAILY = (ROOT / "docs" / "daily.md").read_text()
@@ -68,5 +68,5 @@ def test_the_guide_shows_the_findings_of_its_example(monkeypatch: pytest.MonkeyP
     assert [finding.code for finding in report.findings] == ["LD001", "LD014", "LD012"]
     page = suite.GUIDE.read_text()
     for finding in report.findings:
-        assert f"{finding.code} {describe()[finding.code].title} ({finding.verdict.value})" in page
+        assert f"{finding.code} {load_checks()[finding.code].TITLE} ({finding.verdict.value})" in page
         assert f"at {finding.place}\n" in page

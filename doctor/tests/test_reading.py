@@ -62,25 +62,9 @@ def evaluate(net):
 ROWS = [
     ("LD001", "        sampler.set_epoch(epoch)\n", ""),
     ("LD005", "random_split([], [0.5, 0.5], torch.Generator())", "random_split([], [0.5, 0.5])"),
-    (
-        "LD006",
-        "names = {n: i for i, n in enumerate(sorted(set(words)))}",
-        "names = {n: i for i, n in enumerate(list(set(words)))}",
-    ),
-    ("LD009", "F.cross_entropy(model(x), y)", "F.cross_entropy(net(x), y)"),
-    ("LD009", "F.cross_entropy(model(x), y)", "model.module.loss(x, y)"),
-    ("LD010", "    model = DDP(net)\n", "    model = DDP(net)\n    model.module.head = nn.Linear(2, 2)\n"),
-    ("LD011", "            optimizer.step()\n", "            if rank == 0:\n                optimizer.step()\n"),
-    (
-        "LD014",
-        "            loss.backward()\n",
-        "            loss = loss / dist.get_world_size()\n            loss.backward()\n",
-    ),
     ("LD018", SCALED, SCALED.replace("            scaler.unscale_(optimizer)\n", "")),
     ("LD020", "            optimizer.zero_grad()\n", ""),
-    ("LD021", "        model.train()\n", "        model.eval()\n"),
     ("LD022", NET % ", self.training", NET % ""),
-    ("LD027", "        dist.barrier()\n", "        if rank == 0:\n            dist.barrier()\n"),
     ("LD031", "total += loss.item()", "total += loss"),
     ("LD032", "        if rank == 0:\n            torch", "        if True:\n            torch"),
 ]
@@ -93,9 +77,6 @@ def test_a_pattern_finds_its_fault_and_no_other(code: str, healthy: str, faulty:
     elif "backward" in healthy:
         steps = "            loss.backward()\n            optimizer.step()\n"
         texts = LOOP.replace(steps, healthy), LOOP.replace(steps, faulty)
-    elif healthy.startswith("        "):
-        end = "        if rank == 0:\n"
-        texts = LOOP.replace(end, healthy + end), LOOP.replace(end, faulty + end)
     else:
         texts = healthy + LOOP, faulty + LOOP
     found = []
@@ -126,6 +107,7 @@ def test_the_command_answers_without_torch_and_with_the_exit_codes_of_linters(
     assert main(["--read", "train.py", "--format", "sarif"]) == 1
     result = json.loads(capsys.readouterr().out)["runs"][0]["results"][0]
     assert (result["ruleId"], result["locations"][0]["physicalLocation"]["region"]["startLine"]) == ("LD020", 21)
+    assert [main(["--read", "train.py", f"--{name}=base.json"]) for name in ("write-baseline", "baseline")] == [0, 0]
     text = HEAD + LOOP.replace("optimizer.zero_grad()", "pass")
     Path("train.py").write_text(
         text.replace("optimizer.step()", "optimizer.step()  # ddp-doctor: ignore[LD020] one step")
@@ -137,16 +119,10 @@ def test_the_command_answers_without_torch_and_with_the_exit_codes_of_linters(
 
 
 def test_only_patterns_of_high_precision_change_the_exit_code() -> None:
-    medium = LOOP.replace(
-        "            optimizer.step()\n", "            if rank == 0:\n                optimizer.step()\n"
-    )
-    for text, verdicts in (
-        (medium, [Verdict.UNCLEAR]),
-        (LOOP.replace("destroy_process_group", "barrier"), [Verdict.NOTE]),
-    ):
-        Path("train.py").write_text(HEAD + text)
-        report = read(["train.py"])
-        assert ([finding.verdict for finding in report.findings], report.exit_code) == (verdicts, 0)
+    medium = LOOP.replace("if rank == 0:", "if True:")
+    Path("train.py").write_text(HEAD + medium)
+    report = read(["train.py"])
+    assert ([finding.verdict for finding in report.findings], report.exit_code) == ([Verdict.UNCLEAR], 0)
 
 
 @pytest.mark.parametrize(

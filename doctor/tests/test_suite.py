@@ -8,7 +8,7 @@ import pytest
 from projects.cases import PROJECTS, Case
 from suite import EVERYTHING, INSTALLED, PAGE, examine_case, page_with, rows_of_page
 
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks
 
 # The comparison with one process, evaluation, and a communication hook.
 QUICK = ("ld013_padded_tokens",)
@@ -35,7 +35,7 @@ def test_each_program_differs_and_each_table_and_fault_has_one() -> None:
     programs = EVERYTHING[: -len(INSTALLED)]
     assert len({(case.target, ast.unparse(ast.parse(case.text))) for case in programs}) == len(programs)
     assert len({case.name for case in programs}) == len(programs)
-    assert {code for case in programs for code in case.codes} == set(describe())
+    assert {code for case in programs for code in case.codes} == set(load_checks())
     tables = {path.name: path.read_text() for path in PROJECTS.glob("*.txt")}
     assert all(path.name in "".join(tables.values()) for path in (PROJECTS / "bases").glob("*.py"))
     # test_emulation examines these.

@@ -194,10 +194,8 @@ def test_numbers_that_are_the_number_of_ranks_are_changed() -> None:
 
 def test_probes_are_installed_although_a_package_looked_for_torch_before(tmp_path: Path) -> None:
     Spec(Target(), world_size=1).write(tmp_path)
-    looks = "import importlib.util; importlib.util.find_spec('torch'); import torch"
+    looks = "import importlib.util; importlib.util.find_spec('torch'); import torch; torch.manual_seed.__wrapped__"
     site = Path(ddp_doctor.__file__).parent / "launch" / "site"
     environment = CHILD_ENV | {"DDP_DOCTOR_RUN": str(tmp_path)}
     environment["PYTHONPATH"] = f"{site}:{CHILD_ENV['PYTHONPATH']}"
     subprocess.run([sys.executable, "-c", looks], env=environment, check=True, timeout=60)
-    # The probes register where the stacks are written.
-    assert list(tmp_path.glob("stack-*.txt"))

@@ -1,4 +1,4 @@
-"""Tries the doctor on bugs that projects had, before and after their fix, and writes the table of benchmark/pairs.md."""
+"""Tries the doctor on bugs that projects had, before and after their fix, and writes the table of pairs.md."""
 
 from __future__ import annotations
 

@@ -6,10 +6,12 @@ GradScaler works on any device. What is compiled is called as it is.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,8 @@ from torch import nn
 from torch.amp.autocast_mode import autocast
 from torch.utils.data._utils import pin_memory as pinning
 
-from ddp_doctor.emulation.tensors import gpu_generator, gpus, named
+from ddp_doctor.emulation.process_groups import install_process_groups
+from ddp_doctor.emulation.tensors import gpu_generator, gpus, install_tensors, named
 from ddp_doctor.probes.wrap import wrap
 
 _MEMORY = 80 * 1024**3
@@ -90,12 +93,6 @@ class Stream:
 
 
 @contextmanager
-def _on_stream(stream: Any) -> Iterator[Any]:
-    """The context `torch.cuda.stream(stream)`."""
-    yield stream
-
-
-@contextmanager
 def _on_device(device: Any) -> Iterator[None]:
     """The contexts `torch.cuda.device` and `torch.cuda.device_of`."""
     before = gpus.current
@@ -112,37 +109,24 @@ def _set_device(device: Any) -> None:
         gpus.current = found.index
 
 
-def _reject_graph(*args: Any, **kwargs: Any) -> None:
-    raise NotImplementedError("CUDA graphs are not emulated: turn them off, or examine the code on a GPU.")
-
-
-def _seed_by_cpu() -> None:
-    gpu_generator.seed(torch.default_generator.initial_seed())
-
-
 _VALUES = {
     "is_available": True,
     "is_initialized": True,
     "is_bf16_supported": True,
     "is_tf32_supported": True,
     "is_current_stream_capturing": False,
-    "can_device_access_peer": True,
     "get_device_name": _PROPERTIES.name,
     "get_device_capability": (_PROPERTIES.major, _PROPERTIES.minor),
     "get_device_properties": _PROPERTIES,
-    "get_arch_list": ["sm_80"],
     "mem_get_info": (_MEMORY, _MEMORY),
     "memory_stats": {},
-    "memory_snapshot": [],
     "memory_summary": "",
     **dict.fromkeys(("current_stream", "default_stream"), Stream()),
 }
 _FUNCTIONS: dict[str, Any] = {
-    **dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables"), _reject_graph),
-    **dict.fromkeys(("stream", "StreamContext"), _on_stream),
+    **dict.fromkeys(("stream", "StreamContext"), nullcontext),
     **dict.fromkeys(("device", "device_of"), _on_device),
     **dict.fromkeys(("manual_seed", "manual_seed_all"), gpu_generator.seed),
-    **dict.fromkeys(("seed", "seed_all"), _seed_by_cpu),
     "Stream": Stream,
     "Event": Event,
     "device_count": lambda: gpus.count,
@@ -161,14 +145,18 @@ _ACCELERATOR = {
     "current_stream": "current_stream",
     "device_index": "device",
     "set_device_index": "set_device",
-    "set_device_idx": "set_device",
     "current_device_index": "current_device",
-    "current_device_idx": "current_device",
 }
 
 
-def install_cuda() -> None:
-    """Replaces what describes and controls GPUs."""
+def install(count: int) -> None:
+    """Lets this process see so many emulated GPUs, and compute on them."""
+    gpus.count = count
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        # Programs also count the GPUs here; real ones stay hidden.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(count)))
+    install_tensors()
+    install_process_groups()
     cuda: Any = torch.cuda
     accelerator: Any = torch.accelerator
     for name, value in _VALUES.items():

@@ -14,7 +14,7 @@ import torch.multiprocessing
 
 from ddp_doctor.emulation.tensors import LIBRARY
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.run import Run
 from ddp_doctor.records.spec import Spec
 
 # Files in the folder of a run: the program asked whether there is a GPU; it tried to use one.
@@ -27,12 +27,7 @@ _QUESTIONS = ("is_available", "device_count", "current_accelerator")
 
 
 def watch(folder: Path, spec: Spec) -> None:
-    """Records whether this process asks for a GPU; a run that is too small without one may end at once.
-
-    Args:
-        folder: Folder of the run.
-        spec: The run.
-    """
+    """Records whether this process asks for a GPU; a run that is too small without one may end at once."""
 
     def ask(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not sys._getframe(2).f_code.co_filename.startswith((LIBRARY, _DOCTOR)):
@@ -73,8 +68,7 @@ def emulation_for(spec: Spec, runs: Iterable[Run]) -> dict[str, Any]:
 def _needs_gpu(run: Run) -> bool:
     """Returns whether a run may have failed for want of a GPU, or did nothing without one."""
     if run.worked and all(rank.of_kind("step") for rank in run.ranks):
-        # Some programs train each rank alone if there is no GPU.
-        return run.spec.world_size > 1 and (run.folder / _ASKED).exists() and not any(map(_averages, run.ranks))
+        return False
     if tried_gpu([run]):
         return True
     if run.errors:
@@ -83,13 +77,6 @@ def _needs_gpu(run: Run) -> bool:
     if not run.ranks or run.hung:
         return False
     return (run.folder / _ASKED).exists() or bool(run.lost and _OF_A_GPU.search(run.short_reason))
-
-
-def _averages(rank: RankRecord) -> bool:
-    """Returns whether a rank calls DDP's forward pass, or communicates in most of its steps."""
-    steps = {event["step"] for event in rank.of_kind("step")}
-    communicated = {event["step"] for event in rank.of_kind("collective")} & steps
-    return bool(rank.of_kind("ddp_forward")) or 2 * len(communicated) > len(steps)
 
 
 def _end_of(trace: str) -> str:

@@ -36,7 +36,6 @@ _OF_A_TENSOR = ("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", 
 _DRAWING = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"}
 # What draws on the device of a tensor.
 _DRAWS = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "bernoulli", "multinomial", "cauchy_")
-_OLD_TYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
 
 
 class Gpus:
@@ -140,7 +139,7 @@ def install_tensors() -> None:
     tensor.get_device = lambda self: self.device.index if self.device.type == "cuda" else -1
     tensor.pin_memory = lambda self, *args, **kwargs: self
     tensor.record_stream = lambda self, stream: None
-    for name, around in {"to": _to, "cuda": _cuda, "cpu": _cpu, "type": _type}.items():
+    for name, around in {"to": _to, "cuda": _cuda, "cpu": _cpu}.items():
         wrap(tensor, name, around)
     for name in ("to", "cuda", "cpu"):
         wrap(nn.Module, name, _move_module)
@@ -153,8 +152,6 @@ def install_tensors() -> None:
         wrap(tensor, name, _draw)
     for name in ("bernoulli", "multinomial", "normal"):
         wrap(torch, name, _draw)
-    for name in _OLD_TYPES:
-        setattr(torch.cuda, f"{name}Tensor", _OldType(f"{name}Tensor"))
     wrap(torch, "load", _load)
     torch.Generator = Generator  # type: ignore[misc]
     wrap(_device.DeviceContext, "__torch_function__", _in_device_context)
@@ -196,26 +193,6 @@ def _moved(tensor: Any, target: torch.device, result: Any) -> Any:
     if result is tensor and gpus.known(tensor) != target:
         result = tensor.clone()
     return gpus.place(result, target)
-
-
-class _OldType:
-    """An old name of a type of tensors, such as `torch.cuda.FloatTensor`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = f"torch.cuda.{name}"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return gpus.place(getattr(torch, self.name.rpartition(".")[2])(*args, **kwargs), gpus.device())
-
-
-def _type(original: Callable[..., Any], self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-    if dtype is None:
-        name = original(self)
-        return name.replace("torch.", "torch.cuda.", 1) if self.is_cuda else name
-    name = getattr(dtype, "name", dtype)
-    if not isinstance(name, str) or not name.startswith("torch.cuda."):
-        return original(self, dtype, *args, **kwargs)
-    return _moved(self, gpus.device(), original(self, name.replace(".cuda", "", 1), *args, **kwargs))
 
 
 def _move_module(original: Callable[..., Any], self: nn.Module, *args: Any, **kwargs: Any) -> Any:

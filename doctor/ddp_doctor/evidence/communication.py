@@ -1,87 +1,16 @@
-"""What communication hooks make of the gradients, and whether the ranks average their weights instead."""
+"""Whether the ranks average their weights or train models of their own, instead of averaging gradients."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import torch
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import SAME, is_multiple, names_of
-from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.lazy import torch
+from ddp_doctor.records.run import Run
 
-# A hook may compress: half precision and 8 bits change the length of a gradient by far less than this.
-_SCALE = 0.05
-# The scale of an approximation is not known better than this many times what it leaves.
-_TIMES_RESIDUAL = 5
 # A vector with the weights of a model has up to so many times their numbers, and these.
 _MORE, _FEW = 1.25, 8
-
-
-@dataclass(frozen=True)
-class HookEffect:
-    """What the communication hooks returned in one step, compared with the mean of the ranks' gradients.
-
-    Attributes:
-        name: Name of the hook.
-        place: The user's place of its registration.
-        step: The step, from 0.
-        scale: The result as a multiple of the mean, by least squares.
-        residual: What this multiple leaves of the result, relative to the mean.
-        equal: Whether all ranks got the same result.
-        local: Whether each rank got its own gradient back.
-    """
-
-    name: str
-    place: str
-    step: int
-    scale: float
-    residual: float
-    equal: bool
-    local: bool
-
-    @property
-    def is_scaled(self) -> bool:
-        """Whether the result is longer or shorter than the mean, by more than compression explains."""
-        wrong = abs(self.scale - 1) > max(_SCALE, _TIMES_RESIDUAL * self.residual)
-        return self.equal and self.scale > 0 and wrong
-
-    @property
-    def is_mean(self) -> bool:
-        """Whether the result is a multiple of the mean, up to compression."""
-        return self.equal and self.scale > 0 and self.residual <= _SCALE * self.scale
-
-
-def hook_effects(run: Run | None) -> list[HookEffect]:
-    """Returns what the communication hooks of a run did in each step; empty without hooks."""
-    events = run.ranks[0].of_kind("comm_hook") if run and run.ranks else []
-    if run is None or not events:
-        return []
-    found = []
-    buckets = [name.removeprefix("hook_out/") for name in run.ranks[0].tensors if name.startswith("hook_out/")]
-    for step in sorted({int(key.split("/")[0]) for key in buckets}):
-        given, results = (
-            [_joined(rank, kind, [key for key in buckets if key.startswith(f"{step}/")]) for rank in run.ranks]
-            for kind in ("hook_in", "hook_out")
-        )
-        if len({len(part) for part in [*given, *results]}) > 1:
-            continue
-        mean = torch.stack(given).mean(0)
-        if size := float(mean @ mean):
-            scale = float(results[0] @ mean) / size
-            residual = float((results[0] - scale * mean).norm()) / size**0.5
-            equal = all(torch.equal(result, results[0]) for result in results)
-            local = not equal and all(map(_close, results, given))
-            found.append(HookEffect(events[0]["name"], events[0]["place"], step, scale, residual, equal, local))
-    return found
-
-
-def _joined(rank: RankRecord, kind: str, keys: Sequence[str]) -> torch.Tensor:
-    """Returns the buckets of a step as one vector."""
-    parts = [rank.tensors[name].flatten().double() for key in keys if (name := f"{kind}/{key}") in rank.tensors]
-    return torch.cat(parts) if parts else torch.empty(0)
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -166,6 +95,16 @@ def shards(evidence: Evidence) -> bool:
         if differ and key.partition(":")[0] not in reached:
             return True
     return False
+
+
+def own_weights(evidence: Evidence) -> str:
+    """Returns why the ranks do not average gradients of whole parameters, or nothing."""
+    if shards(evidence):
+        return "each rank holds a part of the parameters only"
+    if how := averaged_weights(evidence):
+        return f"the ranks average their weights ({how}), and train different weights between"
+    how = own_models(evidence)
+    return f"each rank trains a model of its own, {how}" if how else ""
 
 
 def own_models(evidence: Evidence) -> str:

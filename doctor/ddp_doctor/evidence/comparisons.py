@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects, own_models, shards
+from ddp_doctor.evidence.communication import own_weights
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import owned
 from ddp_doctor.evidence.rank_comparison import RankComparison
@@ -14,17 +12,10 @@ from ddp_doctor.records.run import Run
 
 def compare_training(evidence: Evidence) -> str:
     """Compares the first training steps, sets `evidence.reference`, and returns the outcome in one sentence."""
-    cannot = ""
-    single = evidence.runs.get("single")
+    cannot, single = own_weights(evidence), evidence.runs.get("single")
     if single and not single.worked:
         cannot = f"the code fails on one process ({single.short_reason})"
-    elif shards(evidence):
-        cannot = "each rank holds a part of the parameters only"
-    elif how := averaged_weights(evidence):
-        cannot = f"the ranks average their weights ({how}), not their gradients"
-    elif how := own_models(evidence):
-        cannot = f"each rank trains a model of its own, {how}"
-    elif any(map(owned, evidence.trained)):
+    elif not cannot and any(map(owned, evidence.trained)):
         cannot = "each rank owns parameters, which DistributedDataParallel is told to ignore"
     if cannot:
         cannot = _repeat(evidence) or cannot
@@ -40,10 +31,7 @@ def compare_training(evidence: Evidence) -> str:
         return f"not compared: {reference.cannot}"
     bits = "64 bits" if evidence.double else "32 bits, because the code fails in 64 bits"
     outcome = f"in {bits}, the gradients of the ranks and of one process differ by {reference.difference:.1e}"
-    if reference.limits:
-        outcome += f" ({reference.method}; {reference.limits})"
-    hooks = hook_effects(evidence.worked("ranks"))
-    return f"{outcome}; {_without_hooks(evidence, hooks)}" if reference.differs and hooks else outcome
+    return f"{outcome} ({reference.method}; {reference.limits})" if reference.limits else outcome
 
 
 def _repeat(evidence: Evidence) -> str:
@@ -72,17 +60,6 @@ def _same_weights(evidence: Evidence, again: Run) -> bool:
     # A program that has no epochs is ended after a time, so one run may have more steps.
     pairs = (pair for one, other in zip(first, second, strict=True) for pair in zip(one, other, strict=False))
     return all(one == other for one, other in pairs)
-
-
-def _without_hooks(evidence: Evidence, hooks: Sequence[HookEffect]) -> str:
-    """Compares once more with a plain average, so that a hook that compresses does not hide or feign a fault."""
-    evidence.always = {"plain_average": True}
-    plain = evidence.compare("a plain average")
-    if plain.differs and not all(hook.is_mean for hook in hooks):
-        plain = RankComparison(cannot=f"the communication hook {hooks[0].name} changes the gradients")
-    evidence.reference = plain
-    told = f"not compared: {plain.cannot}" if plain.cannot else f"they differ by {plain.difference:.1e}"
-    return f"with a plain average instead of the communication hook {hooks[0].name}: {told}"
 
 
 def comparison_of(evidence: Evidence) -> Comparison:

@@ -1,11 +1,11 @@
-"""Decisions that the ranks take differently: conditions of the user's code that depend on a rank's own data."""
+"""Decisions that each rank takes by values of its own: conditions of the user's code that differ between the ranks."""
 
 from __future__ import annotations
 
 import ast
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -14,84 +14,55 @@ from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.records.run import RankRecord
+from ddp_doctor.source.file import SourceFile, names_in
 
+# What a condition decides, the most serious first.
+ENDS, KEEPS, STEPS = "when training ends", "which weights are kept", "whether the optimizer steps"
+_DECIDES = (ENDS, KEEPS, STEPS)
 # The values of ranks may be added in different orders.
 _ROUNDING = 1e-5
 # What programs call the rank that writes and prints, such as `is_master`.
 _RANK = re.compile(
     r"rank|master|main_?proc|is_main|primary|leader|chief|(?:process|global|world|local)_?zero", re.IGNORECASE
 )
-_STOPS = (ast.Break, ast.Return, ast.Raise)
-_ENDS = {"exit", "_exit", "quit"}
+_EXITS = {"exit", "_exit", "quit"}
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A condition whose outcome differs between two ranks, and not by their numbers alone.
+    """A condition that two ranks decide, or will decide, by values of their own.
 
     Attributes:
         place: The user's `file:line in function`.
         text: The condition, such as `loss > best`.
-        ranks: The two ranks.
-        time: Which evaluation of the condition differs first, from 1.
-        stops: Whether it decides when training ends: directly, or through a value that it sets.
-        saves: Whether a checkpoint is written by it.
+        decides: What it decides: `ENDS`, `KEEPS` or `STEPS`.
+        taken: Whether its outcome differs, not only a number that it reads.
+        how: How it differs, in words.
     """
 
     place: str
     text: str
-    ranks: tuple[int, int]
-    time: int
-    stops: bool
-    saves: bool
+    decides: str
+    taken: bool
+    how: str
 
 
-@dataclass(frozen=True)
-class OwnValue:
-    """A number `operand` that two ranks read differently in a condition `text` at a place of the user's code."""
-
-    place: str
-    text: str
-    operand: str
-    ranks: tuple[int, int]
-    values: tuple[float, float]
-
-
-def different_decisions(evidence: Evidence) -> Sequence[Decision]:
-    """Returns the decisions that two ranks take differently, those that end training first."""
+def decisions(evidence: Evidence) -> Sequence[Decision]:
+    """Returns the decisions in which two ranks differ, the most serious first."""
     ranks = _followed(evidence)
-    found = [decision for one, other in combinations(ranks, 2) for decision in _differences(one, other, ranks)]
-    return sorted(found, key=lambda decision: (not decision.stops, not decision.saves))
+    steps, saves = (_places(ranks, kind) for kind in ("step", "save"))
+    found = [
+        decision
+        for pair in combinations(ranks, 2)
+        for condition, times in _common(*pair)
+        for decision in _differences(condition, times, [rank.rank for rank in pair], steps, saves)
+    ]
+    return sorted(found, key=lambda decision: (not decision.taken, _DECIDES.index(decision.decides)))
 
 
 def stopping_decision(evidence: Evidence) -> Decision | None:
     """Returns the decision by which a rank ends training alone, if one does."""
-    return next((decision for decision in different_decisions(evidence) if decision.stops), None)
-
-
-def own_value(evidence: Evidence, decides: Callable[[Condition, set[str]], bool]) -> OwnValue | None:
-    """Returns a number of its own by which each rank will decide, although the ranks decide alike so far.
-
-    Args:
-        evidence: The runs.
-        decides: Whether a condition is meant, by the places of the optimizer steps.
-    """
-    ranks = _followed(evidence)
-    steps = _places(ranks, "step")
-    for one, other in combinations(ranks, 2):
-        first, second = (_merged(record, "values") for record in (one, other))
-        # What is decided before the first optimizer step is not learned.
-        for place in sorted(place for place in first.keys() & second.keys() if _merged(one, "steps").get(place)):
-            condition = _condition_at(place)
-            if condition is None or condition.names_rank or condition.fails:
-                continue
-            if not decides(condition, steps):
-                continue
-            for a, b in zip(first[place], second[place], strict=False):
-                for operand in sorted(key for key in a.keys() & b.keys() if _differ(a[key], b[key])):
-                    where = f"{place} in {condition.function}"
-                    return OwnValue(where, condition.text, operand, (one.rank, other.rank), (a[operand], b[operand]))
-    return None
+    return next((one for one in decisions(evidence) if one.taken and one.decides == ENDS), None)
 
 
 def different_metrics(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
@@ -108,11 +79,41 @@ def deciding_numbers(evidence: Evidence) -> set[float]:
     ranks = evidence.again().ranks[:1]
     steps, saves = _places(ranks, "step"), _places(ranks, "save")
     found = {event["value"] for rank in ranks for event in rank.of_kind("metric of schedule")}
-    for place, times in (item for rank in ranks for item in _merged(rank, "values").items()):
+    for place, times in (item for rank in ranks for item in _times(rank).items()):
         one = _condition_at(place)
-        if one and not one.fails and (one.is_around(saves) or one.keeps_weights(steps) or one.stops(steps)):
-            found |= {value for values in times for value in values.values()}
+        if one and not one.fails and (one.keeps(saves) or one.stops(steps)):
+            found |= {value for time in times for value in time["reads"].values()}
     return {value for value in found if math.isfinite(value) and not value.is_integer()}
+
+
+def _differences(
+    condition: Condition,
+    times: Sequence[Sequence[dict[str, Any]]],
+    ranks: Sequence[int],
+    steps: set[str],
+    saves: set[str],
+) -> Iterator[Decision]:
+    """Yields how a condition differs between two ranks.
+
+    A rank that never decides otherwise may be asked for its number, and one that decides before the first optimizer
+    step does not ask for what it has learned.
+    """
+    where = condition.place, condition.text
+    outcomes = [[time["then"] in condition.body for time in own if time["then"] is not None] for own in times]
+    learned = any(time["step"] for own in times for time in own)
+    differ = [number for number, pair in enumerate(zip(*outcomes, strict=False), 1) if pair[0] != pair[1]]
+    constant = all(len(set(own)) == 1 for own in outcomes) and (len(outcomes[0]) > 1 or not learned)
+    if differ and not constant and (decides := condition.decides(steps, saves)):
+        how = f"its evaluation {differ[0]} differs between ranks {ranks[0]} and {ranks[1]}"
+        yield Decision(*where, decides, taken=True, how=how)
+    pairs = (pair for pair in zip(*times, strict=False) if pair[0]["step"])
+    numbers = (
+        (text, a["reads"][text], b["reads"][text]) for a, b in pairs for text in a["reads"] if text in b["reads"]
+    )
+    own = next((number for number in numbers if _differ(*number[1:])), None)
+    if own and not condition.fails and (decides := condition.decides_itself(steps, saves)):
+        shown = " and ".join(f"{value:.6g} on rank {rank}" for value, rank in zip(own[1:], ranks, strict=True))
+        yield Decision(*where, decides, taken=False, how=f"it reads `{own[0]}`, which is {shown}")
 
 
 def _differ(first: float, second: float) -> bool:
@@ -135,23 +136,12 @@ def _followed(evidence: Evidence) -> Sequence[RankRecord]:
     return run.ranks
 
 
-def _differences(one: RankRecord, other: RankRecord, ranks: Sequence[RankRecord]) -> Iterator[Decision]:
-    first, second = (_merged(record, "lines") for record in (one, other))
-    steps_before = [_merged(record, "steps") for record in (one, other)]
-    steps, saves = _places(ranks, "step"), _places(ranks, "save")
-    for place in first.keys() & second.keys():
-        condition = _condition_at(place)
-        if condition is None or condition.names_rank:
-            continue
-        a, b = ([line in condition.body for line in lines[place]] for lines in (first, second))
-        time = next((time for time, pair in enumerate(zip(a, b, strict=False), 1) if pair[0] != pair[1]), None)
-        # A rank that never decides otherwise may be asked for its number, and one that decides before the first
-        # optimizer step does not ask for what it has learned.
-        is_early = not any(known.get(place, 1) for known in steps_before)
-        if time is None or (len(set(a)) == 1 and len(set(b)) == 1 and (len(a) > 1 or is_early)):
-            continue
-        where, stops, saved = f"{place} in {condition.function}", condition.stops(steps), condition.is_around(saves)
-        yield Decision(where, condition.text, (one.rank, other.rank), time, stops, saved)
+def _common(*ranks: RankRecord) -> Iterator[tuple[Condition, list[list[dict[str, Any]]]]]:
+    """Yields the conditions that two ranks evaluate, with the times of each, apart from those that name the rank."""
+    times = [_times(rank) for rank in ranks]
+    for place in sorted(set.intersection(*map(set, times))):
+        if (condition := _condition_at(place)) and not condition.names_rank:
+            yield condition, [own[place] for own in times]
 
 
 def _places(ranks: Sequence[RankRecord], kind: str) -> set[str]:
@@ -159,18 +149,22 @@ def _places(ranks: Sequence[RankRecord], kind: str) -> set[str]:
     return {place for record in ranks for event in record.of_kind(kind) for place in event.get("stack", ())}
 
 
-def _merged(record: RankRecord, key: str) -> dict[str, Any]:
-    return {place: value for event in record.of_kind("branches") for place, value in event.get(key, {}).items()}
+def _times(record: RankRecord) -> dict[str, list[dict[str, Any]]]:
+    """Returns what was recorded of each evaluation of a condition, by its line."""
+    return {place: times for event in record.of_kind("branches") for place, times in event["times"].items()}
 
 
 @dataclass(frozen=True)
 class Condition:
-    """An `if` or `while` of a file, with the function that contains it."""
+    """An `if` or `while` of a file."""
 
-    path: str
+    file: SourceFile
     node: ast.If | ast.While
-    function: str
-    scope: ast.AST
+
+    @property
+    def place(self) -> str:
+        """The user's `file:line in function`."""
+        return f"{self.file.path}:{self.node.lineno} in {getattr(self.file.scope(self.node), 'name', '<module>')}"
 
     @property
     def text(self) -> str:
@@ -183,86 +177,86 @@ class Condition:
         return _lines_of(self.node.body)
 
     @property
-    def lines(self) -> range:
-        """The lines after the condition, those of its `else` included."""
-        return range(self.node.lineno + 1, (self.node.end_lineno or self.node.lineno) + 1)
-
-    @property
     def names_rank(self) -> bool:
         """Whether it asks for the rank, as `if rank == 0 and ...` does."""
-        return any(_RANK.search(name) for name in _names(self.node.test))
+        return any(map(_RANK.search, names_in([self.node.test])))
 
     @property
     def fails(self) -> bool:
         """Whether the program fails by it, which ends all ranks."""
         last = self.node.body[-1]
-        return isinstance(last, ast.Raise) or (isinstance(last, ast.Expr) and bool(_names(last) & _ENDS))
+        return isinstance(last, ast.Raise) or (isinstance(last, ast.Expr) and bool(names_in([last]) & _EXITS))
 
-    def keeps_weights(self, _: set[str]) -> bool:
+    def decides(self, steps: set[str], saves: set[str]) -> str:
+        """Returns what it decides, directly or through values that it sets, by the places of steps and saves."""
+        return ENDS if self.stops(steps) else KEEPS if self._is_around(saves) else ""
+
+    def decides_itself(self, steps: set[str], saves: set[str]) -> str:
+        """Returns what it decides directly."""
+        skips = STEPS if self._skips_step(steps) else ""
+        return ENDS if self._ends_training(steps) else KEEPS if self.keeps(saves) else skips
+
+    def keeps(self, saves: set[str]) -> bool:
         """Returns whether weights are saved or copied by it, as those of the best epoch."""
-        names = {name for statement in self.node.body for name in _names(statement)}
-        return any("save" in name.lower() or "state_dict" in name for name in names)
+        named = any("save" in name.lower() or "state_dict" in name for name in names_in(self.node.body))
+        return named or self._is_around(saves)
 
-    def is_around(self, places: Iterable[str]) -> bool:
+    def _is_around(self, places: Iterable[str]) -> bool:
         """Returns whether one of these places is run or not by it."""
-        return any(line in self.lines for line in self._lines(places))
+        return any(line in _lines_of([self.node]) for line in self._lines(places))
 
     def stops(self, steps: set[str]) -> bool:
-        """Returns whether the training loop ends by it, or by a value that it sets."""
-        names, attributes = _assigned(self.node)
+        """Returns whether the training loop ends by it, or by a value that it sets, as `best`, and then `patience`."""
         reached = [self]
-        # Through up to three other values, as `best`, then `patience`, then `stop`.
-        for _ in range(3):
-            for other in _conditions(self.path).values():
-                used, same = _names(other.node.test), other.scope is self.scope
-                if other not in reached and (used & attributes or (used & names and same)):
+        for one in reached:
+            stored = [part for part in ast.walk(one.node) if isinstance(getattr(part, "ctx", None), ast.Store)]
+            names, attributes = ({getattr(part, key, "") for part in stored} - {""} for key in ("id", "attr"))
+            for other in _conditions(str(self.file.path)).values():
+                used, same = names_in([other.node.test]), self.file.scope(other.node) is self.file.scope(one.node)
+                if other not in reached and (used & attributes or (same and used & names)):
                     reached.append(other)
-                    more = _assigned(other.node)
-                    attributes |= more[1]
-                    names |= more[0] if same else set()
-        return any(condition.ends_training(steps) for condition in reached)
+        return any(condition._ends_training(steps) for condition in reached)
 
-    def ends_training(self, steps: set[str]) -> bool:
+    def _ends_training(self, steps: set[str]) -> bool:
         """Returns whether it leaves a loop or function in which the optimizer steps."""
-        first, last = getattr(self.scope, "lineno", 0), getattr(self.scope, "end_lineno", 10**9)
-        lines = self._lines(steps)
-        if not any(first <= line <= last for line in lines):
+        scope, lines = self.file.scope(self.node), self._lines(steps)
+        if not any(_contains(scope, line) for line in lines):
             return False
-        for node in self._statements():
-            if isinstance(node, ast.Break):
-                loop = self._loop_of(node)
-                if loop is None or any(line in _lines_of([loop]) for line in lines):
-                    return True
-            elif isinstance(node, _STOPS) or (isinstance(node, ast.Call) and _names(node.func) & _ENDS):
-                return True
-        return isinstance(self.node, ast.While) and max(lines) in self.lines
+        parts = [part for statement in self.node.body for part in ast.walk(statement)]
+        leaves = any(
+            isinstance(part, ast.Return | ast.Raise) or (isinstance(part, ast.Call) and names_in([part.func]) & _EXITS)
+            for part in parts
+        )
+        loops = [self.file.loops(part)[0] for part in parts if isinstance(part, ast.Break)]
+        loops += [self.node] if isinstance(self.node, ast.While) else []
+        return leaves or any(_contains(loop, line) for loop in loops for line in lines)
 
-    def skips_step(self, steps: set[str]) -> bool:
+    def _skips_step(self, steps: set[str]) -> bool:
         """Returns whether the optimizer steps by it, or not: in its body alone, or after what it continues."""
-        lines = self._lines(steps)
+        lines, otherwise = self._lines(steps), self.node.orelse
         if isinstance(self.node, ast.While):
             return False
-        inside, otherwise = (
-            bool(part) and any(line in _lines_of(part) for line in lines) for part in (self.node.body, self.node.orelse)
+        inside, outside = (
+            bool(part) and any(line in _lines_of(part) for line in lines) for part in (self.node.body, otherwise)
         )
-        if inside or otherwise:
-            return inside != otherwise
-        loop = self._loop_of(self.node)
-        continues = any(isinstance(part, ast.Continue) and self._loop_of(part) is loop for part in self._statements())
-        return continues and loop is not None and any(self.lines.stop <= line in _lines_of([loop]) for line in lines)
+        loops = self.file.loops(self.node)[:1]
+        parts = [part for statement in self.node.body for part in ast.walk(statement)]
+        continues = any(isinstance(part, ast.Continue) and self.file.loops(part)[:1] == loops for part in parts)
+        after = (line for loop in loops for line in lines if _contains(loop, line) and line >= self.body.stop)
+        return inside != outside or (continues and not inside and any(after))
 
     def _lines(self, places: Iterable[str]) -> list[int]:
         """Returns the lines of places in the same file."""
-        return [int(place.rpartition(":")[2]) for place in places if place.startswith(f"{self.path}:")]
+        return [int(place.rpartition(":")[2]) for place in places if place.startswith(f"{self.file.path}:")]
 
-    def _statements(self) -> Iterator[ast.AST]:
-        return (part for statement in self.node.body for part in ast.walk(statement))
 
-    def _loop_of(self, node: ast.AST) -> ast.For | ast.While | None:
-        """Returns the innermost loop around a node."""
-        loops = [loop for loop in ast.walk(self.scope) if isinstance(loop, ast.For | ast.While)]
-        around = [loop for loop in loops if any(part is node for part in ast.walk(loop))]
-        return max(around, key=lambda loop: loop.lineno, default=None)
+def _contains(node: ast.AST, line: int) -> bool:
+    """Returns whether a line is within a function, a loop or a module."""
+    return getattr(node, "lineno", 0) <= line <= getattr(node, "end_lineno", line)
+
+
+def _lines_of(statements: Sequence[ast.stmt]) -> range:
+    return range(statements[0].lineno, (statements[-1].end_lineno or statements[-1].lineno) + 1)
 
 
 def _condition_at(place: str) -> Condition | None:
@@ -271,41 +265,11 @@ def _condition_at(place: str) -> Condition | None:
     return _conditions(path).get(int(number))
 
 
-def _lines_of(statements: Sequence[ast.stmt]) -> range:
-    return range(statements[0].lineno, (statements[-1].end_lineno or statements[-1].lineno) + 1)
-
-
-def _names(node: ast.AST) -> set[str]:
-    """Returns the names and attributes that an expression uses."""
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} | {
-        part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)
-    }
-
-
-def _assigned(node: ast.AST) -> tuple[set[str], set[str]]:
-    """Returns the names and the attributes that statements assign."""
-    stored = [part for part in ast.walk(node) if isinstance(getattr(part, "ctx", None), ast.Store)]
-    names = {part.id for part in stored if isinstance(part, ast.Name)}
-    return names, {part.attr for part in stored if isinstance(part, ast.Attribute)}
-
-
 @cache
 def _conditions(path: str) -> dict[int, Condition]:
     """Returns the conditions of a file by the line of their test."""
     try:
-        tree = ast.parse(Path(path).read_text())
-    except (OSError, SyntaxError, ValueError):
+        file = SourceFile(Path(path), Path(path).read_text())
+    except (OSError, ValueError):
         return {}
-    found: dict[int, Condition] = {}
-
-    def visit(node: ast.AST, scope: ast.AST, name: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                visit(child, child, child.name)
-                continue
-            if isinstance(child, ast.If | ast.While):
-                found[child.lineno] = Condition(path, child, name, scope)
-            visit(child, scope, name)
-
-    visit(tree, tree, "<module>")
-    return found
+    return {node.lineno: Condition(file, node) for node in file.nodes if isinstance(node, ast.If | ast.While)}

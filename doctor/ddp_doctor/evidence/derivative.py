@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ddp_doctor.evidence.communication import averaged_weights, own_models
 from ddp_doctor.evidence.gradients import owned
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
 
 if TYPE_CHECKING:
@@ -80,8 +79,7 @@ def _measure(evidence: Evidence, world_size: int) -> Derivative:
     optimizer, step = optimizers[0], optimizers.index(optimizers[0], 1)
 
     def moved(way: str, by: float) -> Run:
-        move = {"optimizer": optimizer, "step": step, "by": by}
-        changes: dict[str, Any] = {**evidence.always, "move": move}
+        changes: dict[str, Any] = {"move": {"optimizer": optimizer, "step": step, "by": by}}
         name = f"moved {way}{' on one process' if world_size == 1 else ''}"
         return evidence.run(name, purpose="numbers", double=True, world_size=world_size, interventions=changes)
 

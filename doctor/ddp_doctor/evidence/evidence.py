@@ -6,19 +6,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddp_doctor.evidence.micro_batches import compare_micro_batches, missing_turns
+from ddp_doctor.evidence.micro_batches import compare_micro_batches
 from ddp_doctor.evidence.rank_comparison import (
     MICRO_BATCHES,
     THRESHOLD,
     RankComparison,
     compare_ranks,
-    compare_unclipped,
 )
-from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec
+
+if TYPE_CHECKING:
+    from ddp_doctor.launch.runner import Runner
 
 # If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
 _TIMES_NOISE = 50
@@ -43,7 +44,6 @@ class Evidence:
         deterministic: Whether two runs gave the same weights; None if that is not known, or follows from the equality
             with one process.
         double: Whether the numbers are those of 64 bits.
-        always: Interventions of all further comparisons.
         explained: Whether a check has found a fault, or cannot tell whether there is one in the gradients.
         faulty: Whether a check has found a fault.
     """
@@ -54,10 +54,9 @@ class Evidence:
     reference: RankComparison = field(default_factory=lambda: RankComparison(cannot="it was not reached"))
     deterministic: bool | None = None
     double: bool = True
-    always: dict[str, Any] = field(default_factory=dict)
     explained: bool = False
     faulty: bool = False
-    _interventions: dict[str, RankComparison] = field(default_factory=dict)
+    _compared: dict[bool, RankComparison] = field(default_factory=dict)
     _method: str = ""
 
     def run(self, name: str, **changes: Any) -> Run:
@@ -84,7 +83,7 @@ class Evidence:
     def forget_comparisons(self) -> None:
         """Forgets all runs but that of the user's command on several ranks, so that they are made again."""
         self.runs = {"ranks": self.runs["ranks"]}
-        self._interventions.clear()
+        self._compared.clear()
         self.double, self._method = True, ""
 
     def with_spec(self, **changes: Any) -> Evidence:
@@ -121,40 +120,37 @@ class Evidence:
         """Whether one rank trains something alone before, as one process does, too."""
         return any(rank.of_kind("alone") for rank in self.ranks)
 
-    def compare(self, name: str = "", **interventions: Any) -> RankComparison:
-        """Runs the first steps on several ranks, with interventions, and compares them with one process.
+    def compare(self, *, sync_batch_norm: bool = False) -> RankComparison:
+        """Runs the first steps on several ranks, and compares them with one process.
 
         Args:
-            name: Name of the intervention; empty for none.
-            interventions: What is changed in the run of several ranks.
+            sync_batch_norm: Whether batch norm is synchronized in the run of several ranks.
         """
-        if name in self._interventions:
-            return self._interventions[name]
+        if sync_batch_norm in self._compared:
+            return self._compared[sync_batch_norm]
         if self._trains_alone:
             return RankComparison(cannot="one rank trains something alone before the ranks train together")
-        prefix = f"{name} " if name else ""
-        interventions = {**self.always, **interventions}
-        double = self.double
-        wanted = {"purpose": "numbers", "interventions": interventions, "later": not name}
-        ranks = self.run(f"{prefix}numbers", double=double, **wanted)
-        if not ranks.worked and double and not name:
+        prefix = "synchronized " if sync_batch_norm else ""
+        changes = {"sync_batch_norm": True} if sync_batch_norm else {}
+        wanted = {"purpose": "numbers", "interventions": changes, "later": not sync_batch_norm}
+        ranks = self.run(f"{prefix}numbers", double=self.double, **wanted)
+        if not ranks.worked and self.double and not sync_batch_norm:
             # The code does not support 64 bits.
-            self.double = double = False
+            self.double = False
             del self.runs["numbers"]
             ranks = self.run("numbers", **wanted)
         if not ranks.worked:
             return RankComparison(cannot=f"the run with several ranks failed ({ranks.short_reason})")
-        found = self._against_one_process(ranks, prefix, double)
-        self._interventions[name] = found
+        self._compared[sync_batch_norm] = found = self._against_one_process(ranks, prefix)
         return found
 
-    def _against_one_process(self, ranks: Run, prefix: str, double: bool) -> RankComparison:
+    def _against_one_process(self, ranks: Run, prefix: str) -> RankComparison:
         """Compares a run by the best method that is possible."""
-        one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
+        one: dict[str, Any] = {"purpose": "numbers", "double": self.double, "world_size": 1, "feed": str(ranks.folder)}
         changes, why = {"ranks": self.spec.world_size}, _why_not_joined(ranks)
         if not why and self._method != MICRO_BATCHES:
             reference, threshold = self.run(f"{prefix}reference", **one, interventions=changes), THRESHOLD
-            if not double and not reference.errors:
+            if not self.double and not reference.errors:
                 reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
                 worked = reverse.worked and reference.worked
                 noise = compare_ranks(reverse, reference).difference if worked else 1e-4
@@ -162,17 +158,13 @@ class Evidence:
             found = compare_ranks(ranks, reference, threshold=threshold)
             if not found.cannot:
                 self._method = found.method
-                return compare_unclipped(found, ranks, reference.ranks[0], threshold=threshold)
+                return found
             why = found.cannot
         # More steps, as one process may step after the micro-batches of each rank.
         one["steps"] = self.spec.steps * self.spec.world_size
         changes["micro_batches"] = True
-        in_turn = [self.run(f"{prefix}reference in turn", **one, interventions=changes)]
-        # A program of few steps is run again for the micro-batches of the next rank.
-        while len(in_turn) < self.spec.world_size and (begin := missing_turns(ranks, in_turn)):
-            name = f"{prefix}reference in turn from {begin}"
-            in_turn.append(self.run(name, **one, interventions={**changes, "begin": begin}))
-        found = compare_micro_batches(ranks, in_turn, threshold=THRESHOLD if double else _LEAST)
+        in_turn = self.run(f"{prefix}reference in turn", **one, interventions=changes)
+        found = compare_micro_batches(ranks, in_turn, threshold=THRESHOLD if self.double else _LEAST)
         if found.cannot:
             return replace(found, cannot=f"{why}; {found.cannot}" if why else found.cannot)
         self._method = found.method

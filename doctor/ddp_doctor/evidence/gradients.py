@@ -6,18 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from ddp_doctor.evidence.communication import (
-    HookEffect,
-    averaged_weights,
     averaged_weights_of,
-    hook_effects,
-    own_models,
-    shards,
+    own_weights,
 )
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import SAME, RankComparison, distance, is_multiple, names_of
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord
 
 
@@ -33,7 +28,6 @@ class Divergence:
         amount: Largest relative difference of a gradient between the ranks.
         place: The user's place of the optimizer step.
         passes: The forward passes through DistributedDataParallel with gradients before the step.
-        hook: The communication hook that gives each rank its own gradient back in the step, or None.
     """
 
     step: int
@@ -42,7 +36,6 @@ class Divergence:
     amount: float = 0.0
     place: str = ""
     passes: Sequence[dict[str, Any]] = ()
-    hook: HookEffect | None = None
 
     @property
     def tensor(self) -> str:
@@ -60,14 +53,7 @@ def first_divergence(evidence: Evidence) -> Divergence | None:
 
     Parameters that each rank owns are meant to differ.
     """
-    found = None if _are_meant_to_differ(evidence) else _first_of(evidence.trained)
-    hooks = hook_effects(evidence.worked("ranks")) if found else []
-    hook = next((hook for hook in hooks if found and hook.step == found.step and hook.local), None)
-    return replace(found, hook=hook) if found else None
-
-
-def _are_meant_to_differ(evidence: Evidence) -> bool:
-    return bool(shards(evidence) or averaged_weights(evidence) or own_models(evidence))
+    return None if own_weights(evidence) else _first_of(evidence.trained)
 
 
 def skipping_rank(evidence: Evidence) -> int | None:
@@ -92,7 +78,7 @@ def owned(rank: RankRecord) -> set[str]:
 
 def later_divergence(evidence: Evidence) -> Divergence | None:
     """Returns the same for a run of more steps, whose tensors are not recorded: what begins later is seen as well."""
-    if not evidence.trained or _are_meant_to_differ(evidence):
+    if not evidence.trained or own_weights(evidence):
         return None
     many = evidence.later()
     # Averages may begin late as well.
@@ -104,9 +90,8 @@ def later_divergence(evidence: Evidence) -> Divergence | None:
 def _first_of(ranks: Sequence[RankRecord]) -> Divergence | None:
     if not ranks:
         return None
-    meant, steps = owned(ranks[0]), range(len(ranks[0].of_kind("step")))
+    meant = owned(ranks[0])
     found = next((found for other in ranks[1:] if (found := _divergence(ranks[0], other, meant))), None)
-    found = found or next((found for step in steps if (found := _of_parts(ranks, step))), None)
     return replace(found, passes=passes_of(ranks[0], found.step)) if found else None
 
 
@@ -115,9 +100,16 @@ def _divergence(first: RankRecord, second: RankRecord, meant: Collection[str]) -
     # As soon as a rank has joined, those of the others have other numbers.
     last = min((event["step"] for rank in ranks for event in rank.of_kind("joined")), default=None)
     steps, stepped = ([rank.of_kind(kind)[:last] for rank in ranks] for kind in ("step", "stepped"))
+    # If each rank updates a part of the parameters for all, their weights are equal whatever the gradients are.
+    shared = {event["step"] for event in first.of_kind("part")}
     for number, (a, b) in enumerate(zip(*stepped, strict=False)):
         keys = [key for key in {**a["weights"], **b["weights"]} if key not in meant]
-        if different := [key for key in keys if a["weights"].get(key) != b["weights"].get(key)]:
+        different = [key for key in keys if a["weights"].get(key) != b["weights"].get(key)]
+        if number in shared:
+            applied = {key: [record.tensors.get(f"applied/{number}/{key}") for record in ranks] for key in keys}
+            known = {key: [one for one in pair if one is not None] for key, pair in applied.items()}
+            different += [key for key, pair in known.items() if len(pair) == len(ranks) and not torch.equal(*pair)]
+        if different:
             place = steps[0][number]["place"] if number < len(steps[0]) else ""
             return _classify(first, second, number, different, place, meant)
     if len(stepped[0]) != len(stepped[1]):
@@ -150,43 +142,12 @@ def _classify(
     return Divergence(step, kind, tuple(names[key] for key in unequal), amount, place)
 
 
-def _of_parts(ranks: Sequence[RankRecord], step: int) -> Divergence | None:
-    """Returns how the gradients of a step differ if each rank updates a part of the parameters for all of them.
-
-    The weights of the ranks are then equal whatever their gradients are. Each part must be updated with the mean
-    gradient of the ranks, or with the same multiple of it.
-    """
-    names, events = names_of(ranks[0]), [rank.of_kind("part") for rank in ranks]
-    parts = [{key for event in of for key in event["keys"] if event["step"] == step} & names.keys() for of in events]
-    if not all(parts) or sum(map(len, parts)) > len(set().union(*parts)):
-        return None
-    scales, own = dict[str, float](), list[str]()
-    for rank, key in ((rank, key) for rank, part in zip(ranks, parts, strict=True) for key in sorted(part)):
-        applied, local = (rank.tensors.get(f"{what}/{step}/{key}") for what in ("applied", "local"))
-        locals_of_all = [found for other in ranks if (found := other.tensors.get(f"local/{step}/{key}")) is not None]
-        if applied is None or local is None or len(locals_of_all) < len(ranks):
-            return None
-        mean = torch.stack(locals_of_all).double().mean(0)
-        if is_multiple(applied, mean):
-            scales[key] = float(applied.norm() / mean.norm()) if mean.any() else 1.0
-        elif is_multiple(applied, local):
-            own.append(key)
-        else:
-            # Compressed, or with what earlier steps left.
-            return None
-    place = ranks[0].of_kind("step")[step]["place"]
-    if own:
-        return Divergence(step, "local", tuple(names[key] for key in own), place=place)
-    amount = 1 - min(scales.values()) / max(scales.values()) if all(scales.values()) else 0.0
-    return Divergence(step, "scaled", tuple(names[key] for key in scales), amount, place) if amount > SAME else None
-
-
 def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
     """Returns the first clipping of gradients that are not averaged yet, with the norm of each rank, or None.
 
     The average has the same norm on all ranks.
     """
-    if first_divergence(evidence) or averaged_weights(evidence) or own_models(evidence):
+    if first_divergence(evidence) or own_weights(evidence):
         return None
     clips = [[event for event in rank.of_kind("clip") if event["norm"] is not None] for rank in evidence.trained]
     for events in zip(*clips, strict=False):
@@ -213,7 +174,7 @@ def without_batch_norm(evidence: Evidence) -> RankComparison:
     """Returns the comparison with synchronized batch norm, if batch norm is what differs first."""
     found = evidence.reference
     if found.differs and found.module_class.startswith("BatchNorm"):
-        return evidence.compare("synchronized batch norm", sync_batch_norm=True)
+        return evidence.compare(sync_batch_norm=True)
     return found
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import isclose
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from ddp_doctor.evidence.rank_comparison import (
     MICRO_BATCHES,
@@ -17,8 +15,11 @@ from ddp_doctor.evidence.rank_comparison import (
     is_multiple,
     vector,
 )
-from ddp_doctor.probes.micro_batches import Turn, plan_of
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
+
+if TYPE_CHECKING:
+    from ddp_doctor.probes.micro_batches import Turn
 
 _KINDS = ("applied", "local")
 _DIVISIONS = ("div", "divide", "true_divide", "__truediv__", "div_")
@@ -29,18 +30,19 @@ _UNSEEN = (
 )
 
 
-def compare_micro_batches(ranks: Run, references: Sequence[Run], *, threshold: float) -> RankComparison:
+def compare_micro_batches(ranks: Run, reference: Run, *, threshold: float) -> RankComparison:
     """Compares a run of several ranks with one process that was given their micro-batches in turn.
 
     Args:
         ranks: The run of several ranks.
-        references: The runs of one process, each of which begins where the last one ended.
+        reference: The run of one process.
         threshold: A larger difference is no rounding.
     """
-    for reference in references:
-        if not reference.worked:
-            return RankComparison(cannot=f"one process with the inputs of the ranks fails ({reference.short_reason})")
-    one = _one_after_another([reference.ranks[0] for reference in references])
+    from ddp_doctor.probes.micro_batches import plan_of
+
+    if not reference.worked:
+        return RankComparison(cannot=f"one process with the inputs of the ranks fails ({reference.short_reason})")
+    one = reference.ranks[0]
     plan = plan_of([rank.events for rank in ranks.ranks])
     if not plan or not one.of_kind("step"):
         return RankComparison(cannot="no optimizer step was seen on one process")
@@ -61,39 +63,6 @@ def compare_micro_batches(ranks: Run, references: Sequence[Run], *, threshold: f
 
 def _without_outputs(record: RankRecord) -> RankRecord:
     return replace(record, tensors={name: value for name, value in record.tensors.items() if name[:4] != "out/"})
-
-
-def missing_turns(ranks: Run, references: Sequence[Run]) -> int:
-    """Returns how many turns are over if one process must run again, because it ended within the first step; else 0."""
-    plan = plan_of([rank.events for rank in ranks.ranks])
-    if not plan or not references[-1].worked:
-        return 0
-    taken = [len(reference.ranks[0].of_kind("backward")) for reference in references]
-    whole = max(place for place, turn in enumerate(plan) if turn.step == plan[0].step) + 1
-    # A process that ended within an accumulation window has not stepped.
-    stepped = sum(len(event["passes"]) for event in references[-1].ranks[0].of_kind("step")) == taken[-1]
-    return sum(taken) if taken[-1] and stepped and sum(taken) < whole else 0
-
-
-def _one_after_another(records: Sequence[RankRecord]) -> RankRecord:
-    """Returns the records of processes as that of one, with the steps and backward passes counted on."""
-    if len(records) == 1:
-        return records[0]
-    events: list[dict[str, Any]] = []
-    tensors: dict[str, torch.Tensor] = {}
-    steps = passes = 0
-    for record in records:
-        for event in record.of_kind("step", "backward", "number"):
-            own = {"passes": [number + passes for number in event["passes"]]} if event["kind"] == "step" else {}
-            events.append({**event, **own})
-        for name, tensor in record.tensors.items():
-            kind, _, rest = name.partition("/")
-            number, _, key = rest.partition("/")
-            if kind in {*_KINDS, "unclipped"}:
-                tensors[f"{kind}/{int(number) + steps}/{key}"] = tensor
-        steps += len(record.of_kind("step"))
-        passes += len(record.of_kind("backward"))
-    return replace(records[0], events=events, tensors=tensors)
 
 
 def _why_other_losses(ranks: Run, one: RankRecord, plan: Sequence[Turn], threshold: float) -> str:
@@ -181,8 +150,7 @@ def _joined(ranks: Run, one: RankRecord, plan: Sequence[Turn], threshold: float,
                 if all(tensor is not None for tensor in found):
                     mean = torch.stack([tensor for tensor in found if tensor is not None]).mean(0)
                     tensors[f"{kind}/{step}/{key}"] = factor * mean
-    events: list[dict[str, Any]] = ranks.ranks[0].of_kind("step")
-    return replace(one, events=events, tensors=tensors)
+    return replace(one, events=ranks.ranks[0].of_kind("step"), tensors=tensors)
 
 
 def _is_linear(one: RankRecord, step: int, threshold: float) -> bool:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-import torch
-
 from ddp_doctor.evidence.communication import own_models
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord
 
 Event = dict[str, Any]
@@ -73,6 +72,12 @@ def samples_of(record: RankRecord, event: Event) -> list[str]:
     """Returns the digests of the samples that were loaded in an epoch."""
     batches = [batch for batch in record.of_kind("batch") if epoch_of(batch) == epoch_of(event)]
     return [sample for batch in batches for sample in batch.get("samples", ()) if sample]
+
+
+def first_pass(samples: Sequence[str]) -> Sequence[str]:
+    """Returns the samples before the first repeated one: an endless stream comes to them again."""
+    repeated = (number for number, sample in enumerate(samples) if sample in samples[:number])
+    return samples[: next(repeated, len(samples))]
 
 
 def calls_of(record: RankRecord, base: int) -> Event | None:

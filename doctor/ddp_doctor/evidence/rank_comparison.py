@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import torch
-
-from ddp_doctor.probes.draws import joining_axis
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
 
 # Healthy programs are below 1e-11 in 64 bits, faulty ones above 1e-3; a loss that the program computes in 32 bits
@@ -40,15 +38,14 @@ class RankComparison:
             are 1 / ranks each.
         residual: What they leave.
         differences: The difference of each step.
-        applied: The weights in the gradient that the optimizer of rank 0 got.
-        one_process: The same for the optimizer of one process, whose gradient a scaler may have divided.
+        scale: What the optimizer of rank 0 got as a multiple of what that of one process got; 0 if it is not known.
+        left: What this multiple leaves, relative.
         module: The first module whose outputs differ, with its class; empty if there is none.
         modules_seen: Whether the outputs of all modules are known.
         cannot: Why the comparison says nothing; empty if it does.
         method: How one process got what the ranks had: `BATCHES`, or `MICRO_BATCHES` where that is not possible; empty
             if it did not.
         limits: What this method does not show, and why no better one was possible; empty for `BATCHES`.
-        clipped: Whether the gradients differ before clipping only.
         passes: For each backward pass of rank 0, its weight in the gradient that the optimizer of this rank got, for a
             step of several passes; empty if these weights do not explain the gradient.
     """
@@ -60,15 +57,14 @@ class RankComparison:
     weights: tuple[float, ...] = ()
     residual: float = 0.0
     differences: tuple[float, ...] = ()
-    applied: Weights = ((), 0.0)
-    one_process: Weights = ((), 0.0)
+    scale: float = 0.0
+    left: float = 0.0
     module: str = ""
     module_class: str = ""
     modules_seen: bool = True
     cannot: str = ""
     method: str = ""
     limits: str = ""
-    clipped: bool = False
     passes: tuple[float, ...] = ()
 
     @property
@@ -80,14 +76,6 @@ class RankComparison:
     def measured(self) -> str:
         """The difference in words."""
         return f"{self.difference:.1e} of the gradient"
-
-    def at(self, other: RankComparison) -> float:
-        """Returns the difference in the step of another comparison, or that one's if it is not known."""
-        return self.differences[other.step] if other.step < len(self.differences) else other.difference
-
-    def falls_to(self, later: float) -> str:
-        """Returns in words what an intervention makes of the difference."""
-        return f"the difference falls from {self.difference:.1e} to {later:.1e}."
 
     @property
     def is_weighted(self) -> bool:
@@ -105,7 +93,8 @@ def compare_ranks(ranks: Run, reference: Run, *, threshold: float = THRESHOLD) -
     passes = [[len(event.get("passes", ())) for event in rank.of_kind("step")[:1]] for rank in (one, ranks.ranks[0])]
     if passes[0] != passes[1]:
         return RankComparison(cannot="one process makes another number of backward passes per optimizer step")
-    return compare_records(ranks, one, threshold=threshold)
+    before = unclipped(ranks)
+    return compare_records(before, one if before is ranks else before_clipping(one), threshold=threshold)
 
 
 def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: str = BATCHES) -> RankComparison:
@@ -130,6 +119,7 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
             worst = (found[0], step, found[1])
     difference, step, tensor = worst
     weights, residual = _weights(ranks, one, step)
+    scale, left = solve([vector(one, step, "applied")], vector(ranks.ranks[0], step, "applied"))
     module, kind, seen = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     return RankComparison(
         difference,
@@ -139,8 +129,8 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         weights,
         residual,
         differences=tuple(differences),
-        applied=_least_squares(ranks, vector(ranks.ranks[0], step, "applied"), step),
-        one_process=_least_squares(ranks, vector(one, step, "applied"), step),
+        scale=sum(scale),
+        left=left,
         module=module,
         module_class=kind,
         modules_seen=seen,
@@ -197,7 +187,7 @@ def passes_of_rank_0(ranks: Run, step: int) -> tuple[float, ...]:
     """Returns the weight of each backward pass of rank 0 in the gradient that its optimizer got, or nothing."""
     count = len(_passes(ranks.ranks[0], step))
     parts = [vector(rank, step, f"micro{number}", 1 + count) for rank in ranks.ranks for number in range(count)]
-    weights, residual = _solve(parts, vector(ranks.ranks[0], step, "applied", 1 + count))
+    weights, residual = solve(parts, vector(ranks.ranks[0], step, "applied", 1 + count))
     return weights[:count] if residual <= THRESHOLD else ()
 
 
@@ -208,10 +198,11 @@ def _passes(record: RankRecord, step: int) -> list[str]:
 
 
 def _least_squares(ranks: Run, whole: torch.Tensor | None, step: int, what: str = "local") -> Weights:
-    return _solve([vector(rank, step, what) for rank in ranks.ranks], whole)
+    return solve([vector(rank, step, what) for rank in ranks.ranks], whole)
 
 
-def _solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> Weights:
+def solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> Weights:
+    """Returns the weights of vectors in another one by least squares, and what they leave of it."""
     known = [part for part in parts if part is not None and whole is not None and part.shape == whole.shape]
     if whole is None or not known or len(known) < len(parts) or not float(whole.norm()):
         return (), 0.0
@@ -226,6 +217,8 @@ def _solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> 
 
 def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, str, bool]:
     """Returns the first module whose outputs differ, its class, and whether all modules were seen."""
+    from ddp_doctor.probes.draws import joining_axis
+
     records = [*ranks.ranks, one]
     calls = [_outputs(record) for record in records]
     seen = all(found.keys() == calls[0].keys() for found in calls)
@@ -279,20 +272,16 @@ def _sorted_rows(outputs: torch.Tensor) -> torch.Tensor:
     return (rows @ torch.rand(rows.shape[1], generator=generator, dtype=torch.float64)).sort().values
 
 
-def compare_unclipped(found: RankComparison, ranks: Run, one: RankRecord, *, threshold: float) -> RankComparison:
-    """Returns the comparison before clipping if only the clipped gradients are equal, otherwise the one given.
+def unclipped(run: Run) -> Run:
+    """Returns a run with the gradients before clipping, which makes those of different lengths equal.
 
-    While it is active, clipping to a norm makes gradients of different lengths equal. Gradients that the ranks clip
-    before they share them are not compared.
+    Gradients that the ranks clip before they share them stay as they are.
     """
-    shared = [ranks.tensors(f"unclipped/{name}") for name in _clipped(ranks.ranks[0])]
-    if found.cannot or found.differs or not shared or any(len(own) < len(ranks.ranks) for own in shared):
-        return found
-    if any(not torch.equal(a, b) for own in shared for a, b in pairwise(own)):
-        return found
-    unclipped = replace(ranks, ranks=[before_clipping(rank) for rank in ranks.ranks])
-    before = compare_records(unclipped, before_clipping(one), threshold=threshold)
-    return replace(before, clipped=True) if before.differs else found
+    for name in _clipped(run.ranks[0]):
+        own = run.tensors(f"unclipped/{name}")
+        if not own or any(not torch.equal(a, b) for a, b in pairwise(own)):
+            return run
+    return replace(run, ranks=[before_clipping(rank) for rank in run.ranks])
 
 
 def _clipped(record: RankRecord) -> list[str]:

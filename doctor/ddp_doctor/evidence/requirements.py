@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from ddp_doctor.evidence.communication import averaged_weights, own_models, shards
+from ddp_doctor.evidence.communication import own_models, own_weights
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import communicates, evaluation_epochs, indices_known, training_epochs
 from ddp_doctor.findings import REASONS, Finding, cannot_tell, not_applicable, not_reached
@@ -90,13 +90,8 @@ def communicating(evidence: Evidence) -> Finding | None:
 
 def averages_gradients(evidence: Evidence) -> Finding | None:
     """The ranks average gradients of whole parameters, not weights."""
-    if shards(evidence):
-        return not_applicable("Each rank holds a part of the parameters only.")
-    if how := averaged_weights(evidence):
-        return not_applicable(f"The ranks average their weights ({how}), and train different weights between.")
-    if how := own_models(evidence):
-        return not_applicable(f"Each rank trains a model of its own, {how}.")
-    return None
+    why = own_weights(evidence)
+    return not_applicable(f"{why[0].upper()}{why[1:]}.") if why else None
 
 
 def compared(evidence: Evidence) -> Finding | None:
@@ -117,12 +112,9 @@ def compared_at_once(evidence: Evidence) -> Finding | None:
 
 def batch_norm(evidence: Evidence) -> Finding | None:
     """A batch norm is in the model."""
-    run = evidence.worked("numbers")
-    outputs = [event["module"] for rank in (run.ranks if run else []) for event in rank.of_kind("output")]
     forwards = [event for rank in evidence.ranks for event in rank.of_kind("forward")]
     # What has modes and draws no numbers.
-    others = any(set(event["sensitive"]) - set(event["random"]) for event in forwards)
-    if others or any("BatchNorm" in module for module in outputs):
+    if any(set(event["sensitive"]) - set(event["random"]) for event in forwards):
         return None
     if not forwards:
         return cannot_tell("No forward pass of a module was seen.")

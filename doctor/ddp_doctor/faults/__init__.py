@@ -14,57 +14,27 @@ A check is a module with
 
 from __future__ import annotations
 
-import ast
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from ddp_doctor.errors import InputError, nearest
 
-_FIELDS = ("CODE", "TITLE", "CAUSE", "WRONG", "FIX", "THREADS", "STRUCTURAL")
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a check says of itself: its module, its code, what is wrong, why nobody notices, wrong code, and the fix."""
-
-    module: str
-    code: str
-    title: str
-    cause: str
-    wrong: str
-    fix: str
-    threads: tuple[str, ...]
-    structural: bool
-
-    @property
-    def short_fix(self) -> str:
-        """The first sentence of the fix, without its code."""
-        lines = self.fix.strip().splitlines()
-        code = next((n for n, line in enumerate(lines) if line.startswith(" ")), len(lines))
-        return " ".join(lines[:code]).rstrip(":.") + "."
-
 
 @cache
-def describe() -> dict[str, Description]:
-    """Returns the descriptions of all checks by code, in order; this reads the files, and imports no torch."""
-    found = []
-    for path in Path(__file__).parent.glob("[a-z]*.py"):
-        nodes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
-        values = {node.targets[0].id: node.value for node in nodes if isinstance(node.targets[0], ast.Name)}
-        if missing := [name for name in _FIELDS if name not in values]:
-            raise KeyError(f"{path} lacks {', '.join(missing)}")
-        assert len(ast.literal_eval(values["TITLE"]).split()) <= 9, path
-        found.append(Description(path.stem, *(ast.literal_eval(values[name]) for name in _FIELDS)))
-    return {check.code: check for check in sorted(found, key=lambda check: check.code)}
-
-
 def load_checks() -> dict[str, ModuleType]:
-    """Returns the modules of all checks by code."""
-    return {code: importlib.import_module(f"{__name__}.{check.module}") for code, check in describe().items()}
+    """Returns the modules of all checks by code, in order, whose import imports no torch."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("ld*.py"))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {module.CODE: module for module in modules}
+
+
+def short_fix(check: ModuleType) -> str:
+    """Returns the first sentence of the fix of a check, without its code."""
+    text, _, _ = check.FIX.strip().partition("\n ")
+    return " ".join(text.split()).rstrip(":.") + "."
 
 
 def choose_checks(only: Sequence[str], skip: Sequence[str]) -> dict[str, ModuleType]:
@@ -77,15 +47,15 @@ def choose_checks(only: Sequence[str], skip: Sequence[str]) -> dict[str, ModuleT
     Raises:
         InputError: There is no such check, or none is left.
     """
-    known = describe()
+    known = load_checks()
     for code in [*only, *skip]:
         if code not in known and code != "structural":
             raise InputError(f"There is no check {code}{nearest(code, [*known, 'structural']) or '.'}")
 
     def named(code: str, codes: Sequence[str]) -> bool:
-        return code in codes or ("structural" in codes and known[code].structural)
+        return code in codes or ("structural" in codes and known[code].STRUCTURAL)
 
-    chosen = {code for code in known if not named(code, skip) and (not only or named(code, only))}
+    chosen = {code: check for code, check in known.items() if not named(code, skip) and (not only or named(code, only))}
     if not chosen:
         raise InputError("No check is left: --skip names all that --only does.")
-    return {code: check for code, check in load_checks().items() if code in chosen}
+    return chosen

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
-from ddp_doctor.evidence.communication import shards
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import loss_place
 from ddp_doctor.evidence.order import (
     contents,
     divides_batches,
+    first_pass,
     indices_known,
     leak,
     names,
@@ -35,12 +32,14 @@ Give the loader a sampler that splits the indices, and seed what each rank draws
 """
 THREADS = ("NVlabs/LongLive#71", "PatrickHua/SimSiam#16")
 STRUCTURAL = True
+# So many calls of a model without a repeated sample show that a rank takes each of them once.
+_CALLS = 4
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Counts the samples that several ranks have in one epoch; a few may be repeated to fill batches."""
     ranks = evidence.ranks
-    if not training_epochs(ranks) and (found := _same_gradients(evidence) or _other_permutations(evidence)):
+    if not training_epochs(ranks) and (found := _same_rows(evidence)):
         return [found]
     for events in filter(indices_known, training_epochs(ranks)):
         lists = [event["indices"] for event in events]
@@ -70,45 +69,21 @@ def check(evidence: Evidence) -> list[Finding]:
     return unmet(evidence, training_indices, _known_contents)
 
 
-def _same_gradients(evidence: Evidence) -> Finding | None:
-    """Finds ranks whose own samples, which come from no loader, give equal gradients in several steps.
-
-    Different samples give different gradients, before they are averaged, even if the weights are equal.
-    """
-    first, *others = evidence.ranks
-    own = {name: value for name, value in first.tensors.items() if name.startswith("local/")}
-    steps = {name.split("/")[1] for name, value in own.items() if value.count_nonzero()}
-    pairs = ((value, rank.tensors.get(name, torch.empty(0))) for rank in others for name, value in own.items())
-    if len(steps) < 2 or not others or shards(evidence) or not all(torch.equal(*pair) for pair in pairs):
+def _same_rows(evidence: Evidence) -> Finding | None:
+    """Finds models that get each sample once on a rank, and many of them on other ranks as well."""
+    calls = [[event for event in rank.of_kind("forward") if event.get("rows")] for rank in evidence.ranks]
+    rows = [first_pass([row for event in own for row in event["rows"]]) for own in calls]
+    # What is drawn with replacement comes again on one rank as well, and constants come in each step.
+    if any(len(one) < _CALLS * len(own[0]["rows"]) if own else True for one, own in zip(rows, calls, strict=True)):
+        return None
+    shared, least = len(set(rows[0]).intersection(*rows[1:])), min(map(len, rows))
+    if shared <= least / 4 or (rows[0] == rows[-1] and divides_batches(evidence)):
         return None
     message = (
-        f"In {len(steps)} steps, the gradients of {names([rank.rank for rank in evidence.ranks])} are bit-identical "
-        "before they are averaged: each rank trains on the same samples."
+        f"Each rank takes {least} different samples, of which {shared} are also those of the others: nothing divides "
+        "them, or a permutation that is not the same on all ranks. Draw it from one seed on all ranks."
     )
-    return fault(message, int(min(steps)), amount=f"{len(own)} equal gradients", place=loss_place(evidence))
-
-
-def _other_permutations(evidence: Evidence) -> Finding | None:
-    """Finds ranks that take different places of a permutation, as if it were the same on each of them."""
-    for events in zip(*(rank.of_kind("part of a permutation") for rank in evidence.ranks), strict=False):
-        name = f"permutation/{events[0]['number']}"
-        drawn = [rank.tensors[name] for rank in evidence.ranks if name in rank.tensors]
-        if len(drawn) < len(events) or len({len(one) for one in drawn}) > 1:
-            return None
-        places = [range(*event["part"]) for event in events]
-        divided = set().union(*places)
-        if len(divided) < sum(map(len, places)) or 2 * len(divided) < len(drawn[0]):
-            # The ranks take the same places, each of its own numbers.
-            continue
-        taken = [set(one[list(part)].tolist()) for one, part in zip(drawn, places, strict=True)]
-        if shared := len(divided) - len(set().union(*taken)):
-            message = (
-                f"Each rank takes other places of a random permutation of {len(drawn[0])} samples, but the permutation "
-                f"is not the same on all ranks: of the {len(divided)} that are taken, {shared} repeat another one. "
-                "Draw it from a generator with the same seed on all ranks."
-            )
-            return fault(message, 0, "", f"{shared} of {len(divided)} samples", events[0]["place"])
-    return None
+    return fault(message, 0, amount=f"{shared} of {least} samples", place=calls[0][0]["place"])
 
 
 def _known_contents(evidence: Evidence) -> Finding | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import combinations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import Event, divides_batches, epoch_of, names, samples_of, training_epochs
+from ddp_doctor.evidence.order import Event, divides_batches, epoch_of, first_pass, names, samples_of, training_epochs
 from ddp_doctor.evidence.requirements import communicating, need, training_loader
 from ddp_doctor.findings import Finding, fault, not_reached
 from ddp_doctor.records.run import RankRecord
@@ -53,10 +53,9 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _among_ranks(evidence: Evidence, events: list[Event]) -> list[Finding]:
-    samples = [
-        samples_of(rank, event) if event["workers"] else _first_pass(samples_of(rank, event))
-        for rank, event in zip(evidence.ranks, events, strict=True)
-    ]
+    samples = [samples_of(rank, event) for rank, event in zip(evidence.ranks, events, strict=True)]
+    if not events[0]["workers"]:
+        samples = [[*found] if len(found := first_pass(own)) >= _FEWEST else own for own in samples]
     for pair in combinations(range(len(samples)), 2):
         lists, copies = [samples[rank] for rank in pair], max(1, events[pair[0]]["workers"])
         sets = [set(one) for one in lists]
@@ -74,12 +73,6 @@ def _among_ranks(evidence: Evidence, events: list[Event]) -> list[Finding]:
         )
         return [fault(message, events[0]["step"], "", f"{shared} of {least} samples", events[0]["place"])]
     return []
-
-
-def _first_pass(samples: list[str]) -> list[str]:
-    """Returns the samples before the first repeated one: an endless stream comes to them again."""
-    number = next((number for number, sample in enumerate(samples) if sample in samples[:number]), len(samples))
-    return samples[:number] if number >= _FEWEST else samples
 
 
 def _among_workers(evidence: Evidence, events: list[Event]) -> list[Finding]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ast
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-
-import torch
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import contents, leak, training_epochs
 from ddp_doctor.evidence.requirements import communicating, map_style, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, last
 
 Rows = list[list[list[float]]]
 # Values of one process, and those of the same samples on a rank.
@@ -43,33 +40,6 @@ _MOST_FILES = 65
 _ROUNDING, _SAME = 1e-5, 1e-3
 
 
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds numbers that follow the order of a set."""
-    ranks = file.program.distributed or file.program.framework
-    for call in file.called("enumerate") if ranks and "set(" in file.text else ():
-        source = call.args[0] if call.args else call
-        known = [value for _, value in file.assigned(source)]
-        values = known if isinstance(source, ast.Name | ast.Attribute) else [source]
-        sorts = any(ast.unparse(one.func) == f"{ast.unparse(source)}.sort" for one in file.called("sort"))
-        numbered = any(
-            isinstance(one, ast.DictComp) and file.contains(one.generators[0], call) for one in file.above(call)
-        )
-        if numbered and values and all(map(_is_set, values)) and not sorts:
-            yield Likely(
-                call,
-                f"the numbers follow the order of {ast.unparse(values[0])}, a set: other ones on each rank.",
-                MEDIUM,
-            )
-
-
-def _is_set(value: ast.expr) -> bool:
-    """Returns whether an expression has the order of a set."""
-    name = last(value.func) if isinstance(value, ast.Call) and value.args else ""
-    if isinstance(value, ast.Call) and name in {"list", "tuple"}:
-        return _is_set(value.args[0])
-    return isinstance(value, ast.Set | ast.SetComp) or name in {"set", "frozenset"}
-
-
 def check(evidence: Evidence) -> list[Finding]:
     """Compares what direct calls of the data sets gave on each rank, whose sets of strings have different orders."""
     bases = {event["base"]: event for events in training_epochs(evidence.ranks) for event in events[:1]}
@@ -81,14 +51,6 @@ def check(evidence: Evidence) -> list[Finding]:
         if found.different:
             shown = ", ".join(map(str, found.different[:4]))
             message = f"Samples of the {event['dataset']} have another label on each rank, such as {shown}."
-        run = evidence.run("one seed", same_seed=True)
-        if run.worked:
-            again = contents(run.ranks, base)
-            message += (
-                " This also happens with one seed on all ranks, as by the order of a set or hash()."
-                if again.different or again.permuted
-                else " With one seed on all ranks they are equal: a random number without a seed."
-            )
         amount = f"{len(found.different) or found.calls} of {found.calls} samples"
         return [fault(message, event["step"], "", amount, event["place"])]
     own = _own_part(evidence)
@@ -98,9 +60,8 @@ def check(evidence: Evidence) -> list[Finding]:
 def _own_part(evidence: Evidence) -> Finding | None:
     """Finds the first value that each rank computes from its own part of the data, such as by its own mean.
 
-    The ranks have parts of the samples of one process: each every N-th one, a block, or every N-th file. A sample of a
-    part then has either the same values as on one process, or values that are a function of these: a line (another mean
-    and scale), or a table (another numbering).
+    The ranks have parts of the samples of one process. A sample of a part then has either the same values as on one
+    process, or values that are a function of these: a line (another mean and scale), or a table (another numbering).
     """
     for event in evidence.single.of_kind("rows") if evidence.single else ():
         parts = [_rows(rank, event["base"]) for rank in evidence.ranks]
@@ -108,11 +69,16 @@ def _own_part(evidence: Evidence) -> Finding | None:
         if min(sizes, default=0) < _LEAST_SAMPLES or abs(sum(sizes) - len(event["rows"])) > len(sizes):
             continue
         for mapped in _mappings(sizes):
-            whole = [[event["rows"][index] for index in own if index < len(event["rows"])] for own in mapped]
-            found = list(_other_values(whole, parts))
-            if not found or None in found:
+            found = [
+                (rank, leaf, what)
+                for rank, part in enumerate(parts)
+                for leaf, what in _other_values(
+                    [event["rows"][n] for n in mapped[rank] if n < len(event["rows"])], part
+                )
+            ]
+            if not found or not all(what for _, _, what in found):
                 continue
-            rank, leaf, what = next(one for one in found if one)
+            rank, leaf, what = found[0]
             message = (
                 "The ranks have parts of the data of one process, and the same sample has other values on rank "
                 f"{evidence.ranks[rank].rank}: each rank computes {what} from its own part."
@@ -127,31 +93,25 @@ def _rows(record: RankRecord, base: int) -> Rows:
 
 
 def _mappings(sizes: Sequence[int]) -> Iterator[Sequence[Sequence[int]]]:
-    """Yields which samples of one process those of each rank may be: every N-th one, a block, or every N-th file."""
-    count, size = len(sizes), sizes[0]
-    yield [range(rank, rank + size * count, count) for rank, size in enumerate(sizes)]
-    yield [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    for files in range(2, _MOST_FILES if len(set(sizes)) == 1 else 0):
-        rows = size // files
-        if rows * files == size:
-            firsts = [[rows * (count * file + rank) for file in range(files)] for rank in range(count)]
-            yield [[first + row for first in own for row in range(rows)] for own in firsts]
+    """Yields which samples of one process those of each rank may be: every N-th sample or file, or a block."""
+    count, size = len(sizes), max(sizes)
+    for rows in (rows for rows in range(1, size + 1) if (size % rows == 0 and size // rows < _MOST_FILES) or rows == 1):
+        files = range(0, size * count, rows * count)
+        yield [[first + rows * rank + row for first in files for row in range(rows)] for rank in range(count)]
 
 
-def _other_values(whole: Sequence[Rows], parts: Sequence[Rows]) -> Iterator[tuple[int, int, str] | None]:
-    """Yields the rank, the place and the cause of each value that differs; None for one that is another sample's."""
-    for rank, (alone, here) in enumerate(zip(whole, parts, strict=True)):
-        rows = list(zip(alone, here, strict=False))
-        for leaf in range(min(min(len(a), len(b)) for a, b in rows)):
-            sides = [(a[leaf], b[leaf]) for a, b in rows]
-            # Padding to another length is no other value.
-            pairs = [(a[: len(b)], b[: len(a)]) for a, b in sides]
-            if not all(a for a, _ in pairs) or all(a == b for a, b in pairs):
-                continue
-            if all(isinstance(value, int) for pair in pairs for side in pair for value in side):
-                yield (rank, leaf, "a vocabulary or a numbering of classes") if _is_table(pairs) else None
-            elif not _is_same(pairs):
-                yield (rank, leaf, "a mean and a scale") if _is_line(pairs) else None
+def _other_values(alone: Rows, here: Rows) -> Iterator[tuple[int, str]]:
+    """Yields the place and the cause of each value that differs; no cause for one that is another sample's."""
+    rows = list(zip(alone, here, strict=False))
+    for leaf in range(min(min(len(a), len(b)) for a, b in rows)):
+        # Padding to another length is no other value.
+        pairs = [(a[leaf][: len(b[leaf])], b[leaf][: len(a[leaf])]) for a, b in rows]
+        if not all(a for a, _ in pairs) or all(a == b for a, b in pairs):
+            continue
+        if all(isinstance(value, int) for pair in pairs for side in pair for value in side):
+            yield leaf, "a vocabulary or a numbering of classes" if _is_table(pairs) else ""
+        elif not _is_same(pairs):
+            yield leaf, "a mean and a scale" if _is_line(pairs) else ""
 
 
 def _is_same(pairs: Pairs) -> bool:
@@ -166,10 +126,8 @@ def _is_table(pairs: Pairs) -> bool:
     One number may stand for all words that a vocabulary lacks.
     """
     values = [pair for a, b in pairs for pair in zip(a, b, strict=True)]
-    different = set(values)
-    unknown = {
-        pair[side] for side in (0, 1) for pair in different if sum(other[side] == pair[side] for other in different) > 1
-    }
+    partners = [Counter(pair[side] for pair in set(values)) for side in (0, 1)]
+    unknown = {number for counts in partners for number, count in counts.items() if count > 1}
     rest = [pair for pair in values if not unknown & set(pair)]
     known = dict(rest)
     # Most words that a vocabulary has are in that of a rank, too.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import Event, calls_of, epoch_of
+from ddp_doctor.evidence.order import Event, calls_of
 from ddp_doctor.evidence.requirements import training_loader
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 from ddp_doctor.records.run import RankRecord
@@ -29,14 +27,11 @@ Use the global generators, which the loader seeds for each worker and epoch, or 
 """
 THREADS = ("pytorch/pytorch#5059", "Project-MONAI/MONAI#1068", "Lightning-AI/pytorch-lightning#20412")
 STRUCTURAL = True
-# A repeated sample says something if this many repetitions are that improbable.
-_CHANCE = 1e-4
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Compares the samples of two epochs, and the random numbers with which the workers begin."""
-    found = (_workers(rank) or _epochs(rank) for rank in evidence.ranks)
-    return [finding for finding in found if finding][:1]
+    """Compares the random numbers with which the workers of all epochs begin."""
+    return [found for rank in evidence.ranks if (found := _workers(rank))][:1]
 
 
 def _workers(rank: RankRecord) -> Finding | None:
@@ -57,38 +52,6 @@ def _workers(rank: RankRecord) -> Finding | None:
                     )
                     return fault(message, event["step"], place=event["place"])
     return None
-
-
-def _epochs(rank: RankRecord) -> Finding | None:
-    for first, second in combinations(rank.training_epochs, 2):
-        calls = calls_of(rank, first["base"])
-        if first["iterable"] or first["base"] != second["base"] or calls is None or not calls["random"]:
-            continue
-        one, two = (_by_index(rank, event) for event in (first, second))
-        common = one.keys() & two.keys()
-        same = all(one[index] == two[index] for index in common)
-        if common and same and _chance(calls) ** len(common) < _CHANCE:
-            message = (
-                f"On rank {rank.rank}, all {len(common)} samples that are loaded in epochs {first['epoch']} and "
-                f"{second['epoch']} are equal, although the {second['dataset']} is random when it is called directly."
-            )
-            return fault(message, second["step"], place=second["place"])
-    return None
-
-
-def _chance(calls: Event) -> float:
-    """Returns how probable it is that a sample is the same twice, by the rule of succession."""
-    tried = len(calls["samples"])
-    return float((1 - calls["random"]) * tried + 1) / (tried + 2)
-
-
-def _by_index(rank: RankRecord, event: Event) -> dict[int, str]:
-    return {
-        index: sample
-        for batch in rank.of_kind("batch")
-        if epoch_of(batch) == epoch_of(event) and len(batch["indices"]) == len(batch.get("samples", ()))
-        for index, sample in zip(batch["indices"], batch["samples"], strict=True)
-    }
 
 
 def _random_data(evidence: Evidence) -> Finding | None:

@@ -10,8 +10,8 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, calls_of, epoch_of
 from ddp_doctor.evidence.requirements import communicating, training_loader
 from ddp_doctor.findings import Finding, fault, listed, note
-from ddp_doctor.probes.generators import OWN
 from ddp_doctor.records.run import RankRecord
+from ddp_doctor.records.spec import OWN
 
 CODE = "LD008"
 TITLE = "All ranks draw the same random numbers"
@@ -40,16 +40,7 @@ _GENERATORS = ("torch", "NumPy", "Python", OWN)
 
 
 class _Shared(NamedTuple):
-    """Draws that two ranks share.
-
-    Attributes:
-        data: Whether they decide which data the ranks see.
-        step: The step.
-        what: What is drawn.
-        place: The user's place of the draw, or empty.
-        generator: `torch`, `NumPy`, `Python`, or those of the program.
-        in_workers: Whether they are drawn in the workers of a loader.
-    """
+    """Draws that two ranks share: whether they decide which data the ranks see, and when, what and where is drawn."""
 
     data: bool
     step: int
@@ -82,9 +73,7 @@ def _finding(evidence: Evidence, shared: _Shared) -> Finding:
     proof = ""
     if not shared.in_workers and shared.generator != OWN:
         run = evidence.run("a seed per rank", interventions={"seeds": 1})
-        if run.worked and any(other.data for other in _shared(run.ranks)):
-            message += " The program sets this state again and again."
-        elif run.worked:
+        if run.worked and not any(other.data for other in _shared(run.ranks)):
             proof = "with another seed per rank from the first batch on, the states differ"
     return fault(message, shared.step, place=place, proof=proof)
 

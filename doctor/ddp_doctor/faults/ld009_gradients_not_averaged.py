@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-
-import torch
-
-from ddp_doctor.evidence.communication import own_models
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.rank_comparison import names_of
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, unmet
-from ddp_doctor.findings import Finding, fault, listed, note
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, last
+from ddp_doctor.findings import Finding, fault, listed
+from ddp_doctor.lazy import torch
 
 CODE = "LD009"
 TITLE = "Gradients are not averaged"
@@ -36,51 +30,16 @@ EXPLAINS = "weights"
 NEEDS = (optimizer_steps,)
 
 
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds a loop that trains through the bare model although the function has wrapped it."""
-    for wrap in file.called("DistributedDataParallel", "DDP") if file.program.distributed else ():
-        statement = next(file.above(wrap))
-        if not isinstance(statement, ast.Assign) or not wrap.args:
-            continue
-        wrapper, bare = ast.unparse(statement.targets[0]), ast.unparse(wrap.args[0])
-        for backward in (one for one in file.called("backward") if file.scope(one) is file.scope(wrap)):
-            loop = next(iter(file.loops(backward)), None)
-            calls = {ast.unparse(one.func): one for one in ast.walk(loop) if isinstance(one, ast.Call)} if loop else {}
-            own = [
-                call
-                for name, call in calls.items()
-                if (name == bare != wrapper or name == f"{wrapper}.module" or name.startswith(f"{wrapper}.module."))
-                and last(call.func) not in _NO_PASS
-                and not file.without_gradients(call)
-                and wrapper not in calls
-                and _leads_to(file, call, backward)
-            ]
-            for call in own[:1]:
-                message = f"the loop trains through {ast.unparse(call.func)}, not through the wrapper {wrapper}."
-                yield Likely(call, message, MEDIUM)
-
-
-_NO_PASS = {"parameters", "named_parameters", "state_dict", "load_state_dict", "train", "eval", "zero_grad", "no_sync"}
-
-
-def _leads_to(file: SourceFile, call: ast.Call, backward: ast.Call) -> bool:
-    """Returns whether what a call returns may be in the loss."""
-    statement = next(one for one in file.above(call) if isinstance(one, ast.stmt))
-    return isinstance(statement, ast.Assign) and statement.lineno <= backward.lineno
-
-
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients that stay on the rank that computed them."""
-    if how := own_models(evidence):
-        place = evidence.trained[0].of_kind("step")[0]["place"]
-        return [note(f"Each rank trains a model of its own, {how}: nothing averages them.", 0, place=place)]
     found = first_divergence(evidence)
     if found is None:
         return unmet(evidence, averages_gradients)
     place, wrapped = found.place, evidence.ranks[0].of_kind("ddp")
-    if found.hook:
-        place = found.hook.place
-        what = f"the communication hook {found.hook.name} returns it as it is"
+    hooks = evidence.ranks[0].of_kind("comm_hook") if found.kind == "local" else []
+    if hooks:
+        place = hooks[0]["place"]
+        what = f"the communication hook {hooks[0]['name']} returns it as it is"
     elif found.kind == "local" and not found.passes:
         # Where it is called, and leaves these gradients, it is LD010 or LD016.
         what = "DistributedDataParallel.forward is not called" if wrapped else "no model is wrapped"

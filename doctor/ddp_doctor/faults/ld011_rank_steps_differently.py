@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-
 from ddp_doctor.evidence.decisions import different_metrics, stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, own_clip, skipping_rank
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, unmet
 from ddp_doctor.findings import Finding, fault
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile
 
 CODE = "LD011"
 TITLE = "One rank clips or steps differently"
@@ -32,24 +28,6 @@ THREADS = ("deepspeedai/DeepSpeed#1801",)
 STRUCTURAL = True
 EXPLAINS = "weights"
 NEEDS = (optimizer_steps,)
-
-
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds a clip or a step under `rank == 0` whose backward pass is made on all ranks."""
-    if not file.program.distributed:
-        return
-    for call in file.called("step", "clip_grad_norm_", "clip_grad_value_"):
-        block = file.rank_zero_block(call)
-        name = ast.unparse(call.func).lower()
-        optimizer = any(part in name for part in ("opt", "scaler", "clip")) and "sched" not in name
-        # Within the block, it is another model's, such as a teacher that rank 0 trains.
-        passes = [
-            one for one in file.called("backward") if block and file.loops(one)[:1] == file.loops(block)[:1] != []
-        ]
-        if block and optimizer and not block.orelse and any(file.rank_guard(one) is None for one in passes):
-            yield Likely(
-                call, f"only rank 0 calls {ast.unparse(call.func)}, after the backward pass of all ranks.", MEDIUM
-            )
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -36,8 +36,10 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     message = f"{found.module} ({found.module_class}) normalizes with the samples of one rank."
     fixed = without_batch_norm(evidence)
-    proof = "" if fixed.cannot else f"With synchronized batch norm, {found.falls_to(fixed.at(found))}"
-    if fixed.differs:
+    proof = f"With synchronized batch norm, the difference falls from {found.difference:.1e} to {fixed.difference:.1e}."
+    if fixed.cannot:
+        proof = ""
+    elif fixed.differs:
         proof = f"With synchronized batch norm, {fixed.difference:.1e} remains, which has another cause."
     run = evidence.worked("numbers")
     outputs = run.ranks[0].of_kind("output") if run else []

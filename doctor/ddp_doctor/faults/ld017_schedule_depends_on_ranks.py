@@ -12,7 +12,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import skipping_rank
 from ddp_doctor.evidence.requirements import optimizer_steps
 from ddp_doctor.faults.ld004_sampler_replaced import split_twice
-from ddp_doctor.findings import Finding, cannot_tell, depends, fault, not_reached, note
+from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord
 
 Event = dict[str, Any]
@@ -37,13 +37,6 @@ STRUCTURAL = True
 NEEDS = (optimizer_steps,)
 # A program without epochs has more steps than are compared.
 _MOST_STEPS = 12
-# Of the difference between the rates after as many samples, and after as many times more.
-_NEAR = 0.25
-# A difference of two rates, as a share of the highest one.
-_FAR = 0.05
-# A rate that one process has this share of the schedule earlier or later: a warm-up of as many optimizer steps on any
-# number of ranks moves the rest of a schedule.
-_NEARLY = 0.1
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -54,7 +47,7 @@ def check(evidence: Evidence) -> list[Finding]:
     times, place = _calls_per_step(record)
     if not times and all(len(set(rates)) < 2 for rates in _rates(record.of_kind("step")).values()):
         return [not_reached("No schedule steps.")]
-    if skipping_rank(evidence) is not None or split_twice(evidence) or (times < 2 and _resumed(record, evidence)):
+    if skipping_rank(evidence) is not None or split_twice(evidence):
         return [cannot_tell("The ranks and one process do not train on the same samples, so no rates were compared.")]
     return _by_rates(evidence, record, count) if times < 2 else [_by_calls(evidence, record, count, times, place)]
 
@@ -69,32 +62,14 @@ def _by_calls(evidence: Evidence, record: RankRecord, count: int, times: int, pl
     if all(rates) and rates[0] != rates[1]:
         # An epoch has as many samples on any number of ranks.
         return fault(f"{message} It steps after each epoch, and ends too early.", place=place)
-    ahead = list(zip(record.of_kind("ahead"), single.of_kind("ahead"), strict=False))
-    if not ahead:
-        return depends(f"{message} It ends too early, unless its length counts the steps of one process.", place=place)
-    calls = next((calls for pair in ahead if (calls := _first_difference(*pair, times)) is not None), None)
-    if calls is None:
+    # A warm-up may be that of one process, and what follows it is not.
+    longer = evidence.run("a longer epoch of the ranks", steps=_MOST_STEPS)
+    found = _by_rates(evidence, longer.ranks[0] if longer.worked else record, count)
+    if not found:
         return note(f"{message} Each sample has the learning rate that it has on one process.", place=place)
-    amount = f"another learning rate after {calls // times} optimizer steps than on one process after {calls // alone}"
-    return fault(f"{message} It is also shorter, so it ends too early.", calls // times, "", amount, place)
-
-
-def _first_difference(ours: Event, theirs: Event, times: int) -> int | None:
-    """Returns after how many steps of a schedule, and so of samples, its rate is not that of one process, or None."""
-    first = max(ours["calls"], theirs["calls"])
-    last = min(event["calls"] + len(event["rates"]) for event in (ours, theirs))
-    peak, window = max(*ours["rates"], *theirs["rates"]), int(_NEARLY * max(_length(ours), _length(theirs)))
-    for calls in (calls for calls in range(first, last) if calls % times == 0):
-        found, place = ours["rates"][calls - ours["calls"]], calls - theirs["calls"]
-        near = theirs["rates"][max(0, place - window) : place + window + 1]
-        if max(min(near) - found, found - max(near)) > _FAR * peak:
-            return calls
-    return None
-
-
-def _length(event: Event) -> int:
-    """Returns after how many steps a schedule first has its lowest rate; a cosine begins again after that."""
-    return int(event["calls"]) + int(event["rates"].index(min(event["rates"])))
+    if found[0].verdict is Verdict.CANNOT_TELL:
+        return depends(f"{message} It ends too early, unless its length counts the steps of one process.", place=place)
+    return fault(f"{message} It is also shorter, so it ends too early. {found[0].message}", found[0].step, place=place)
 
 
 def _scaled_twice(evidence: Evidence, record: RankRecord, count: int) -> Finding | None:
@@ -106,14 +81,6 @@ def _scaled_twice(evidence: Evidence, record: RankRecord, count: int) -> Finding
             message = f"The learning rate is scaled twice: on {count} ranks it is {count**2} times that of one process."
             return fault(message, 0, place=record.of_kind("step")[0]["place"])
     return None
-
-
-def _resumed(record: RankRecord, evidence: Evidence) -> bool:
-    """Returns whether weights are loaded before the first step, and its learning rate is not that of one process."""
-    if evidence.single is None or not any(event["step"] == 0 for event in record.of_kind("load_state_dict")):
-        return False
-    first = [one.of_kind("step")[:1] for one in (record, evidence.single)]
-    return all(first) and first[0][0]["lr"] != first[1][0]["lr"] and first[0][0]["base"] == first[1][0]["base"]
 
 
 def _by_rates(evidence: Evidence, record: RankRecord, count: int) -> list[Finding]:
@@ -146,34 +113,22 @@ def _compare(rates: Sequence[float], alone: Sequence[float], count: int) -> tupl
     ]
     for step in steps:
         # Between as many steps and as many samples.
-        found, near = rates[step], alone[step : step * count + 2]
-        if min(near) * (1 - 1e-5) - 1e-9 <= found <= max(near) * (1 + 1e-5) + 1e-9:
+        found, now = rates[step], step * count
+        if _is_among(found, alone[step : now + 2]):
             continue
         message = (
             f"After {step} optimizer steps on {count} ranks, the learning rate is {found:.4g} of the first one, and on "
-            f"one process {alone[step]:.4g} after as many steps and {alone[step * count]:.4g} after as many samples."
+            f"one process {alone[step]:.4g} after as many steps and {alone[now]:.4g} after as many samples."
         )
-        if step * count**2 >= len(alone) or not _is_far(rates, alone, count):
-            return len(steps), depends(message, step)
-        message += " The schedule advances once per process."
-        return len(steps), fault(message, step)
+        if _is_among(found, alone[now + 2 :]):
+            return len(steps), fault(f"{message} The schedule advances once per process.", step)
+        return len(steps), depends(message, step)
     return len(steps), None
 
 
-def _is_far(rates: Sequence[float], alone: Sequence[float], count: int) -> bool:
-    """Returns whether the rates are those of one process after as many times as many samples, in each known step.
-
-    The lengths of two schedules are whole numbers of batches, so their rates are not equal.
-    """
-    far = [
-        (rates[step], alone[step * count], alone[step * count**2 : (step * count + count) * count])
-        for step in range(1, len(rates))
-        if step * count**2 < len(alone)
-    ]
-    return bool(far) and all(
-        max(min(late) - found, found - max(late)) <= _NEAR * min(abs(now - rate) for rate in late)
-        for found, now, late in far
-    )
+def _is_among(rate: float, rates: Sequence[float]) -> bool:
+    """Returns whether a rate is between the lowest and the highest of others, up to rounding."""
+    return bool(rates) and min(rates) * (1 - 1e-5) - 1e-9 <= rate <= max(rates) * (1 + 1e-5) + 1e-9
 
 
 def _rates(steps: Sequence[Event], key: str = "lr") -> dict[int, list[float]]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import permutations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed, note
 from ddp_doctor.records.run import RankRecord
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, names_in
 
+# A part of a module, by the class of the module and its name.
 Part = tuple[str, str]
+# Whether each part was in training mode; both if it was called in both.
+Modes = dict[Part, set[bool]]
 
 CODE = "LD021"
 TITLE = "The model trains in evaluation mode"
@@ -37,65 +36,30 @@ STRUCTURAL = True
 EXPLAINS = "weights"
 
 
-@dataclass
-class _Modes:
-    """The modes of one step's training forward passes.
-
-    Attributes:
-        training: By module class and part: whether it was in training mode; both if it was called in both.
-        sensitive: The parts whose outputs depend on the mode.
-        place: The user's place of the last forward pass.
-    """
-
-    training: dict[Part, set[bool]] = field(default_factory=dict)
-    sensitive: set[Part] = field(default_factory=set)
-    place: str = ""
-
-    def of(self, mode: bool) -> set[Part]:
-        """Returns the parts that were in this mode alone."""
-        return {part for part, modes in self.training.items() if modes == {mode}}
-
-
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds a loop that trains and calls `eval()` of the same model, and nothing it calls returns to `train()`."""
-    for call in file.called("eval"):
-        model = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) and not call.args else ""
-        loops = [loop for loop in file.loops(call) if file.called("backward", within=loop)]
-        if not model or not loops or file.program.framework:
-            continue
-        trains = [
-            one
-            for one in ast.walk(loops[0])
-            if isinstance(one, ast.Call) and ast.unparse(one.func) == model and not file.without_gradients(one)
-        ]
-        if trains and not names_in(file.reached(loops[-1])) & {"train", "set_train", "train_mode"}:
-            yield Likely(call, f"the loop trains {model}, and nothing in it calls {model}.train() after this.", MEDIUM)
-
-
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the modes of all parts between ranks and between steps."""
     modes = [_modes(record) for record in evidence.trained]
     for step in sorted(set.intersection(*map(set, modes))):
         for rank, other in permutations(range(len(modes)), 2):
-            if evaluating := modes[rank][step].of(False) & modes[other][step].of(True):
+            if evaluating := _only(False, modes[rank][step]) & _only(True, modes[other][step]):
                 message = f"Rank {rank} trains in evaluation mode, but rank {other} in training mode"
-                return [_fault(evidence.ranks[rank], modes[rank], step, evaluating, message)]
+                return [_fault(evidence.ranks[rank], step, evaluating, message)]
     for record, found in zip(evidence.trained, modes, strict=True):
         first, *later = sorted(found)
+        trained = _only(True, found[first])
         for step in later:
-            evaluating = found[first].of(True) & found[step].of(False)
-            if evaluating and found[step].of(True) & found[first].of(True):
+            evaluating = trained & _only(False, found[step])
+            if evaluating and trained & _only(True, found[step]):
                 message = f"From step {step} on, {_names(evaluating)} are in evaluation mode; the other parts are not."
-                return [note(message, step, place=found[step].place)]
+                return [note(message, step, place=_place(record, step))]
             if evaluating:
-                message = f"From step {step} on, the model trains in evaluation mode"
-                return [_fault(record, found, step, evaluating, message)]
-        start = found[first]
-        if start.sensitive and not any(True in modes for modes in start.training.values()):
+                return [_fault(record, step, evaluating, f"From step {step} on, the model trains in evaluation mode")]
+        sensitive = _sensitive(record) & found[first].keys()
+        if sensitive and not any(True in modes for modes in found[first].values()):
             message = "From the first step on, the model trains in evaluation mode"
             if _left_training(record):
-                return [_fault(record, found, first, start.of(False), message)]
-            return [note(f"{message}: {_names(start.sensitive)} have no effect.", first, place=start.place)]
+                return [_fault(record, first, sensitive, message)]
+            return [note(f"{message}: {_names(sensitive)} have no effect.", first, place=_place(record, first))]
     return []
 
 
@@ -112,32 +76,46 @@ def _left_training(record: RankRecord) -> bool:
     return False
 
 
-def _fault(record: RankRecord, modes: dict[int, _Modes], step: int, evaluating: set[Part], message: str) -> Finding:
+def _fault(record: RankRecord, step: int, evaluating: set[Part], message: str) -> Finding:
     calls = [event["place"] for event in record.of_kind("eval") if event["step"] <= step and event["place"]]
-    place = calls[-1] if calls else modes[step].place
-    if sensitive := evaluating & modes[step].sensitive:
+    place = calls[-1] if calls else _place(record, step)
+    if sensitive := evaluating & _sensitive(record):
         message += f": eval() is not followed by train(), and {_names(sensitive)} work as in evaluation."
         return fault(message, step, min(sensitive)[1], place=place)
     return note(f"{message}, which has no effect: it has no dropout and no batch norm.", step, place=place)
 
 
-def _modes(record: RankRecord) -> dict[int, _Modes]:
+def _modes(record: RankRecord) -> dict[int, Modes]:
     """Returns the modes of the forward passes whose results reach a backward pass, by step."""
-    found: dict[int, _Modes] = {}
+    found: dict[int, Modes] = {}
     waiting = []
     for event in record.of_kind("batch", "forward", "backward", "stepped"):
         if event["kind"] == "forward":
             waiting += [event] if event["gradients"] else []
             continue
         if event["kind"] == "backward" and waiting:
-            step = found.setdefault(event["step"], _Modes())
+            step = found.setdefault(event["step"], {})
             for forward in waiting:
-                step.place = forward["place"] or step.place
-                step.sensitive |= {(forward["module"], name) for name in forward["sensitive"]}
                 for name, training in forward["modes"].items():
-                    step.training.setdefault((forward["module"], name), set()).add(training)
+                    step.setdefault((forward["module"], name), set()).add(training)
         waiting = []
     return found
+
+
+def _only(mode: bool, modes: Modes) -> set[Part]:
+    """Returns the parts that were in this mode alone."""
+    return {part for part, found in modes.items() if found == {mode}}
+
+
+def _sensitive(record: RankRecord) -> set[Part]:
+    """Returns the parts whose outputs depend on the mode."""
+    return {(event["module"], name) for event in record.of_kind("forward") for name in event["sensitive"]}
+
+
+def _place(record: RankRecord, step: int) -> str:
+    """Returns the user's place of the last forward pass of a step."""
+    events = [event for event in record.of_kind("forward") if event["gradients"] and event["step"] == step]
+    return next((event["place"] for event in reversed(events) if event["place"]), "")
 
 
 def _names(parts: set[Part]) -> str:

@@ -60,13 +60,14 @@ def _judged(evidence: Evidence, found: Finding, total: int, evaluator: str) -> l
     padded = [metric for metric in metrics if not (metric.own or metric.is_scaled(len(evidence.ranks)))]
     if padded:
         worst = max(padded, key=lambda metric: metric.difference)
+        name = worst.number.name
         message = (
-            f"{found.message} With the same weights, {worst.name or 'the metric'} is {worst.value:.6g} on several "
+            f"{found.message} With the same weights, {name or 'the metric'} is {worst.number.value:.6g} on several "
             f"ranks and {worst.expected:.6g} on one process."
         )
         # The Trainer of transformers drops the repeated samples of predictions, and not of its loss.
         small = worst.difference <= _SMALL or "transformers" in Path(evaluator).parts
-        return [(note if small else fault)(message, found.step, worst.name, found.amount, found.place)]
+        return [(note if small else fault)(message, found.step, name, found.amount, found.place)]
     if metrics or (any(rank.of_kind("reported") for rank in evidence.ranks) and not cannot):
         return [note(f"{found.message} No reported metric is seen to change by it alone.", *where)]
     return [unclear(f"{found.message} Whether that changes a metric was not seen.", *where)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from math import isclose
 from typing import Any, NamedTuple
 
@@ -13,8 +12,8 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples, select_differently
 from ddp_doctor.faults.ld027_collective_on_one_rank import mixed_keys
 from ddp_doctor.findings import Finding, cannot_tell, depends, fault, not_reached, note
-from ddp_doctor.probes.reports import BRACKETED, logged_name
 from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.spec import BRACKETED, logged_name
 
 # A reported number: its place in the program, how often it has reported before, and the position within the report.
 Key = tuple[str, int, int]
@@ -71,7 +70,8 @@ def check(evidence: Evidence) -> list[Finding]:
     if not found:
         return [cannot_tell(cannot)] if cannot else []
     metric = max(found, key=lambda metric: (metric.own, metric.decides and metric.difference > _LARGE))
-    if metric.own and _only_logged(evidence, metric.name):
+    number = metric.number
+    if metric.own and _only_logged(evidence, number.name):
         verdict, how = note, "It is that of rank 0's samples, is logged without sync_dist, and no callback monitors it."
     elif metric.own:
         verdict, how = fault, "It is that of the samples of rank 0: the other ranks do not change it."
@@ -84,10 +84,10 @@ def check(evidence: Evidence) -> list[Finding]:
     else:
         verdict, how = depends, "It is combined over the ranks, but not as over all samples at once."
     message = (
-        f"The reported {metric.name or 'metric'} of the same weights and samples is {metric.value:.6g} on {ranks} "
+        f"The reported {number.name or 'metric'} of the same weights and samples is {number.value:.6g} on {ranks} "
         f"ranks and {metric.expected:.6g} on one process. {how}"
     )
-    return [verdict(message, metric.step, metric.name, f"{metric.difference:.1e} of the value", metric.place)]
+    return [verdict(message, number.step, number.name, f"{metric.difference:.1e} of the value", number.place)]
 
 
 def _only_logged(evidence: Evidence, name: str) -> bool:
@@ -99,7 +99,7 @@ def _only_logged(evidence: Evidence, name: str) -> bool:
 
 def _logged(evidence: Evidence, metric: Metric) -> str:
     """Returns what is wrong with the mean of what each rank logs once, or with Lightning's mean of right values."""
-    logs = [_logs(rank, metric) for rank in evidence.runs["fixed weights"].ranks]
+    logs = [_logs(rank, metric.number) for rank in evidence.runs["fixed weights"].ranks]
     entries = [entry for own in logs for entry in own]
     if not entries or any(event["value"] is None or event["reduce_fx"] != "mean" for event, _ in entries):
         return ""
@@ -107,14 +107,14 @@ def _logged(evidence: Evidence, metric: Metric) -> str:
     mean = sum(float(event["value"]) * size for event, size in entries) / total
     if isclose(mean, metric.expected, rel_tol=_SAME):
         told = f"The module is right: the logged values, weighted by their batch sizes, give {mean:.6g}."
-        if isclose(mean * total / (total // ranks * ranks), metric.value, rel_tol=_SAME):
+        if isclose(mean * total / (total // ranks * ranks), metric.number.value, rel_tol=_SAME):
             told += f" Lightning divides by the samples per rank without their fraction: {_ISSUE}."
         return told
     several = any(len(own) > 1 for own in logs)
     return "" if several else "The mean of the ranks' values is not the value of all samples."
 
 
-def _logs(record: RankRecord, number: Number | Metric) -> list[tuple[dict[str, Any], int]]:
+def _logs(record: RankRecord, number: Number) -> list[tuple[dict[str, Any], int]]:
     """Returns the events that log a number in the validation that reports it, with their batch sizes."""
     found, size, name = [], 1, logged_name(number.name)
     for event in record.of_kind("batch", "log"):
@@ -136,41 +136,29 @@ class Number(NamedTuple):
     step: int
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric of rank 0 that differs between one process and several ranks with the same weights.
+class Metric(NamedTuple):
+    """A number of rank 0 that differs between one process and several ranks with the same weights.
 
     Attributes:
-        value: What rank 0 reports.
-        name: The word before it in the report, or empty.
-        place: The user's place of the report.
-        step: The step after which it is reported.
+        number: What rank 0 reports.
         expected: What one process reports.
         own: Whether the samples of the other ranks do not change it.
         decides: Whether a callback or a condition of the code decides by it.
     """
 
-    value: float
-    name: str
-    place: str
-    step: int
+    number: Number
     expected: float
     own: bool
     decides: bool
 
-    @classmethod
-    def of(cls, number: Number, expected: float, *, own: bool, decides: bool) -> Metric:
-        """Returns the metric of a number."""
-        return cls(number.value, number.name, number.place, number.step, expected, own, decides)
-
     @property
     def difference(self) -> float:
         """The relative difference."""
-        return abs(self.value - self.expected) / (abs(self.expected) or 1.0)
+        return abs(self.number.value - self.expected) / (abs(self.expected) or 1.0)
 
     def is_scaled(self, ranks: int) -> bool:
         """Returns whether the value is that of one process times, or divided by, the number of ranks."""
-        ratio = self.value / self.expected if self.expected else 0.0
+        ratio = self.number.value / self.expected if self.expected else 0.0
         return isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02)
 
 
@@ -220,7 +208,7 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     compared = {*metrics, *logged}
     decides = _deciding(evidence, compared)
     found = [
-        Metric.of(ours[key], alone[key].value, own=key in own, decides=key in decides)
+        Metric(ours[key], alone[key].value, key in own, key in decides)
         for key in sorted(compared, key=lambda key: (ours[key].step, key))
     ]
     sure = [metric for metric in found if metric.own or metric.is_scaled(len(several.ranks))]
@@ -231,7 +219,9 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
         other = evidence.run("fixed weights, other draws", world_size=1, same_seed=True, interventions=draws)
         if not other.worked or _differing(alone, _numbers(other.ranks[0]), compared):
             return sure, "The metrics depend on random numbers."
-    small = {metric.name for metric in found if metric.decides and not metric.own and metric.difference <= _LARGE}
+    small = {
+        metric.number.name for metric in found if metric.decides and not metric.own and metric.difference <= _LARGE
+    }
     unclear = [key for key in compared if ours[key].name in small]
     return [*found, *_with_other_weights(evidence, unclear, _LARGE)], ""
 
@@ -283,7 +273,7 @@ def _with_other_weights(evidence: Evidence, known: Sequence[Key], least: float =
         ours = _numbers(several.ranks[0])
         if found := _differing(ours, alone, known, least):
             decides = _deciding(evidence, found)
-            return [Metric.of(ours[key], alone[key].value, own=False, decides=key in decides) for key in found]
+            return [Metric(ours[key], alone[key].value, False, key in decides) for key in found]
     return []
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -13,7 +12,6 @@ from ddp_doctor.evidence.order import epoch_of
 from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword
 
 CODE = "LD027"
 TITLE = "A collective runs on one rank only"
@@ -41,26 +39,6 @@ _KEYS = "Lightning-AI/pytorch-lightning#21409"
 _TRAINING = "a training step"
 _BACKWARD = "a backward pass"
 _BUFFERS = "DistributedDataParallel.forward"
-
-
-_COLLECTIVES = (
-    *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "barrier", "broadcast"),
-    *("broadcast_object_list", "reduce", "reduce_scatter", "gather", "gather_object", "scatter", "scatter_object_list"),
-)
-
-
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds a collective of all ranks under `rank == 0`, and none in the function for the other ranks."""
-    calls = [call for call in file.called(*_COLLECTIVES) if file.name(call.func).startswith("torch.distributed.")]
-    guards = {call: file.rank_guard(call) for call in calls}
-    for call, guard in guards.items():
-        block = file.rank_zero_block(call)
-        others = [one for one in calls if file.scope(one) is file.scope(call) and one is not call and guards[one]]
-        if guard and block and not keyword(call, "group"):
-            same = all(file.contains(block, one) and not file.excluded(one, call) for one in others)
-            leaves = isinstance(block.body[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
-            if same and not leaves:
-                yield Likely(call, f"only rank 0 calls {ast.unparse(call.func)}, and the other ranks do not.", MEDIUM)
 
 
 def check(evidence: Evidence) -> list[Finding]:

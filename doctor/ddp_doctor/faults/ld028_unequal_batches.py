@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddp_doctor.evidence.decisions import stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, training_epochs
 from ddp_doctor.evidence.requirements import communicating, need, training_loader
@@ -60,8 +59,6 @@ def check(evidence: Evidence) -> list[Finding]:
         elif not ended and not any(rank.of_kind("trainer") for rank in ranks):
             # A Trainer takes all batches.
             return [unclear(f"{message} Whether the loop ends before the first of them was not seen.", *where)]
-        if not ended and stopping_decision(evidence):
-            return []
         return [fault(f"{message} {ended or 'The ranks with more of them wait for a partner that has left.'}", *where)]
     return []
 

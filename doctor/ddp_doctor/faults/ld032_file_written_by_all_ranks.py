@@ -12,7 +12,7 @@ from typing import Any
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import names
 from ddp_doctor.findings import Finding, fault, note
-from ddp_doctor.source.file import HINT, MEDIUM, Likely, SourceFile, keyword, last, names_in
+from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword, last, names_in
 
 CODE = "LD032"
 TITLE = "Ranks write one file, or do not end"
@@ -37,18 +37,15 @@ _OWN_PATH = re.compile(r"rank|process_index|getpid|gpu|uuid|tempfile|tmp|BytesIO
 
 
 def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds checkpoints that every rank writes to one path, and process groups that nobody destroys."""
+    """Finds checkpoints that every rank writes to one path."""
     if not file.program.distributed:
         return
     saves = {call: _path(call) for call in file.called("save") if file.name(call.func) == "torch.save"}
-    guarded = {ast.unparse(path) for call, path in saves.items() if path and file.rank_guard(call)}
+    guarded = {ast.unparse(path) for call, path in saves.items() if path and file.guarded_by_rank(call)}
     for call, path in saves.items():
         own = path is None or ast.unparse(path) in guarded or _is_own(file, path)
         if path and not own and _on_every_rank(file, call):
             yield Likely(call, f"every rank writes {ast.unparse(path)}: no condition on the rank is above it.", MEDIUM)
-    for call in file.called("init_process_group"):
-        if file.name(call.func).startswith("torch.distributed") and not file.program.mentions("destroy_process_group"):
-            yield Likely(call, "the process group is never destroyed.", HINT)
 
 
 def _path(save: ast.Call) -> ast.expr | None:
@@ -69,7 +66,7 @@ def _is_own(file: SourceFile, path: ast.expr) -> bool:
 def _on_every_rank(file: SourceFile, node: ast.AST, seen: tuple[tuple[SourceFile, str], ...] = ()) -> bool:
     """Returns whether a statement is reached without a condition on the rank, and its function so, too."""
     scope, locks = file.scope(node), [one for one in file.above(node) if isinstance(one, ast.With)]
-    if file.rank_guard(node) or any("lock" in ast.unparse(one.items[0]).lower() for one in locks):
+    if file.guarded_by_rank(node) or any("lock" in ast.unparse(one.items[0]).lower() for one in locks):
         return False
     if isinstance(scope, ast.Module):
         # A tool that imports the project's training code has one process.

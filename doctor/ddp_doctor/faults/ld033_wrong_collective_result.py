@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import passes_of
 from ddp_doctor.evidence.rank_comparison import is_multiple, names_of
 from ddp_doctor.evidence.requirements import need, optimizer_steps, unmet, wrapped
 from ddp_doctor.findings import Finding, cannot_tell, fault
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
 
 CODE = "LD033"

@@ -7,7 +7,6 @@ has to be undone if the doctor is killed.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -49,26 +49,25 @@ def make(folder: Path, layers: Path) -> dict[str, Any]:
     """
     while _namespaces:
         os.close(_namespaces.pop())
-    answer, told = os.pipe()
+    answer, told = Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
         try:
             die_with_parent()
-            os.write(told, f"{json.dumps(_made(folder, layers))}\n".encode())
+            told.send(_made(folder, layers))
             signal.pause()
         finally:
             os._exit(0)
-    os.close(told)
+    told.close()
     try:
-        with os.fdopen(answer) as answers:
-            made: dict[str, Any] = json.loads(answers.readline() or '{"error": "the process was lost"}')
+        made: dict[str, Any] = answer.recv()
         if "error" not in made:
             kinds = ("user", "mnt") if made["single"] else ("mnt",)
             _namespaces.extend(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in kinds)
             made["namespaces"] = [f"/proc/{os.getpid()}/fd/{handle}" for handle in _namespaces]
         return made
-    except OSError as error:
-        return {"error": str(error)}
+    except (OSError, EOFError) as error:
+        return {"error": str(error) or "the process was lost"}
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

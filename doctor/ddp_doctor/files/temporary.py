@@ -6,25 +6,28 @@ import fcntl
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "ddp-doctor-"
-_LOCK = "lock"
-# A folder gets its lock as soon as it is made.
-_SECONDS_WITHOUT_LOCK = 3600
 
 
 @contextmanager
 def examination_folder() -> Iterator[Path]:
     """Yields a new temporary folder, and removes it, as well as those of doctors that were killed."""
     remove_stale()
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
-    lock = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+        lock = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):
+            # Some file systems of a network have no locks.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            break
+        # Another doctor has removed it before it was locked.
+        os.close(lock)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
     finally:
         remove(folder)
@@ -36,24 +39,15 @@ def remove_stale() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         # Another user of the machine may have put anything under this name.
         with suppress(OSError):
-            found = folder.lstat()
-            # A folder of this user that nobody else can read.
-            if found.st_uid == os.geteuid() and found.st_mode & 0o170077 == 0o040000 and _is_stale(folder, found):
-                remove(folder)
-
-
-def _is_stale(folder: Path, found: os.stat_result) -> bool:
-    try:
-        lock = os.open(folder / _LOCK, os.O_WRONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return time.time() - found.st_mtime > _SECONDS_WITHOUT_LOCK
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-    return True
+            lock = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(lock)
+                # A folder of this user that nobody else can read.
+                if found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove(folder)
+            finally:
+                os.close(lock)
 
 
 def remove(folder: Path) -> None:

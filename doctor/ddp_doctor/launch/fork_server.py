@@ -1,14 +1,13 @@
 """A process per rank that has imported the libraries, and forks the runs: `python -m ddp_doctor.launch.fork_server`.
 
 Each rank has its own interpreter, with another PYTHONHASHSEED, as separately started ranks have. The user's code
-is imported in the fork, so each run starts afresh. The requests and answers are lines of JSON on the standard streams.
+is imported in the fork, so each run starts afresh. The requests and answers come through a connection.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ import tempfile
 import time
 import traceback
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +35,20 @@ def main() -> None:
     die_with_parent()
     become_subreaper()
     signal.signal(signal.SIGTERM, _end)
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "view" in request:
-            answer = private_view.make(*map(Path, request["view"]))
-        elif "folder" in request:
-            answer = _run(request, answers)
-        else:
-            for name in request["preload"]:
-                with suppress(Exception):
-                    importlib.import_module(name)
-            answer = {"ready": True}
-        answers.write(json.dumps(answer) + "\n")
+    connection: Connection = Connection(int(sys.argv[1]))
+    with suppress(EOFError):
+        while True:
+            request = connection.recv()
+            if "view" in request:
+                answer = private_view.make(*map(Path, request["view"]))
+            elif "folder" in request:
+                answer = _run(request, connection)
+            else:
+                for name in request["preload"]:
+                    with suppress(Exception):
+                        importlib.import_module(name)
+                answer = {"ready": True}
+            connection.send(answer)
 
 
 def _end(*_: Any) -> None:
@@ -57,7 +57,7 @@ def _end(*_: Any) -> None:
     os._exit(0)
 
 
-def _run(request: dict[str, Any], answers: Any) -> dict[str, int]:
+def _run(request: dict[str, Any], connection: Connection) -> dict[str, int]:
     gc.collect()
     gc.freeze()
     child = os.fork()
@@ -65,13 +65,13 @@ def _run(request: dict[str, Any], answers: Any) -> dict[str, int]:
         code = 70
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            answers.close()
+            connection.close()
             code = _child(request)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
-    answers.write(json.dumps({"pid": child}) + "\n")
+    connection.send({"pid": child})
     _, status = os.waitpid(child, 0)
     if not status and request["command"]:
         _wait_for_records(Path(request["folder"]))

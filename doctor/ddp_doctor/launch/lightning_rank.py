@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -79,9 +77,6 @@ def run_config(spec: Spec) -> None:
 
 
 def _train(pl: Any, module: Any, data: Any, world_size: int, options: dict[str, Any]) -> None:
-    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning|pytorch_lightning")
     unused = not module.automatic_optimization
     ddp = pl.strategies.DDPStrategy(process_group_backend="gloo", find_unused_parameters=unused)
     # After each epoch, over the one before.

@@ -120,11 +120,7 @@ def _follow(pid: int, connection: socket.socket, files: list[int]) -> None:
 
 
 def start(folder: Path) -> None:
-    """Starts a fork of this process that runs programs; interpreters that this process starts find it.
-
-    Args:
-        folder: Folder of the run.
-    """
+    """Starts a fork of this process that runs programs; interpreters that this process starts find it."""
     own = _interpreter(dict(os.environ))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(folder / "forks"))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import importlib
 import inspect
 import os
 import shlex
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -28,7 +26,6 @@ _LAUNCHER_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accel
 def run_rank(folder: Path, spec: Spec) -> int:
     """Runs a target in this process, whose environment names its rank; returns an exit code."""
     rank = int(os.environ["RANK"])
-    _write_stacks(folder / f"stack{rank}.txt")
     if spec.purpose == "bare":
         sys.path.insert(0, str(Path.cwd()))
         _run_target(spec, rank)
@@ -57,7 +54,6 @@ def observe(folder: Path) -> None:
     """
     spec = read(folder)
     _prepare(folder, spec)
-    _write_stacks(folder / f"stack-{os.getpid()}.txt")
     if is_launcher(sys.orig_argv):
         # The probes would see nothing, and their imports take time.
         return
@@ -109,15 +105,10 @@ def is_launcher(words: Sequence[str]) -> bool:
     return program > 0 and Path(words[program]).name in _LAUNCHERS
 
 
-def _write_stacks(path: Path) -> None:
-    """Writes the stacks of all threads when the doctor asks for them."""
-    faulthandler.register(signal.SIGUSR2, file=path.open("w"), all_threads=True)
-
-
 def _prepare(folder: Path, spec: Spec) -> None:
     """Prepares torch, before anything else is installed: with emulated GPUs, or as it is."""
     if spec.gpus:
-        from ddp_doctor.emulation.install import install
+        from ddp_doctor.emulation.cuda import install
 
         install(spec.gpus)
     if spec.target.command:

@@ -1,11 +1,10 @@
-"""Runs modules and functions, in an interpreter per rank."""
+"""Runs modules and functions in an interpreter per rank, and commands, which start their ranks themselves."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,20 +14,24 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, cast
 
+from ddp_doctor.errors import InputError
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.probes.install import STOP, WRITTEN
-from ddp_doctor.processes import check_signals, processes_of_group
+from ddp_doctor.processes import check_signals
 from ddp_doctor.records.run import Run, load_run
-from ddp_doctor.records.spec import Spec
+from ddp_doctor.records.spec import Spec, Target
 
 # Seconds that the other ranks may still run after one has failed, and in which they write their records at a timeout.
 _GRACE = _SECONDS_TO_RECORD = 5.0
+# Seconds that a command may still need after all ranks have recorded their end.
+_GRACE_OF_COMMAND = 10.0
 _PRELOADED = ("torch", "torch.distributed", "torch.utils.data", "ddp_doctor.probes.install")
-# The exit codes of the processes, None for those that were stopped, and whether they hung.
-Ended = tuple[list[int | None], bool]
+# Without libraries that keep functions of torch under names of their own, which the probes would not replace.
+_OF_COMMAND = (*_PRELOADED, "torch._dynamo", "torch.distributed.run", "ddp_doctor.launch.starters")
 
 
 class Interpreter:
@@ -50,31 +53,31 @@ class Interpreter:
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(folder),
         }
+        self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ddp_doctor.launch.fork_server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-m", "ddp_doctor.launch.fork_server", str(theirs.fileno())],
             env=environment,
-            text=True,
-            bufsize=1,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
             # Ctrl-C is for the command alone, which ends its runs.
             start_new_session=True,
         )
+        theirs.close()
+        self._imports = 0
 
-    def tell(self, request: dict[str, Any]) -> None:
-        """Sends a request."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
+    def preload(self, names: Sequence[str]) -> None:
+        """Lets it import libraries meanwhile."""
+        self._imports += 1
+        self._connection.send({"preload": names})
 
-    def answer(self, timeout: float) -> dict[str, Any] | None:
-        """Returns the next answer; None if there is none in time."""
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], timeout)[0]:
-            return None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("An interpreter of the doctor has ended.")
-        return cast(dict[str, Any], json.loads(line))
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a request, which comes after those to all imports."""
+        while self._imports:
+            self.wait(300.0)
+            self._imports -= 1
+        self._connection.send(request)
+        return self.wait()
 
     def wait(self, timeout: float = 60.0) -> dict[str, Any]:
         """Returns the next answer.
@@ -82,10 +85,13 @@ class Interpreter:
         Raises:
             RuntimeError: There is none in time.
         """
-        found = self.answer(timeout)
-        if found is None:
+        if not self.answers(timeout):
             raise RuntimeError("An interpreter of the doctor does not answer.")
-        return found
+        return cast(dict[str, Any], self._connection.recv())
+
+    def answers(self, timeout: float) -> bool:
+        """Returns whether an answer comes within some seconds."""
+        return self._connection.poll(timeout)
 
     def close(self) -> None:
         """Ends the interpreter and what it runs."""
@@ -94,10 +100,11 @@ class Interpreter:
 
 
 class Runner:
-    """Runs modules and functions.
+    """Runs what is examined.
 
     Args:
-        count: Number of interpreters.
+        target: What is examined.
+        devices: Number of ranks.
         folder: Temporary folder of the examination.
         protection: Keeps the runs from the user's files.
 
@@ -105,71 +112,64 @@ class Runner:
         forks: Whether the Python programs of a command are run in forks of a process that has imported torch.
     """
 
-    def __init__(self, count: int, folder: Path, protection: Protection) -> None:
-        self.folder, self.protection = folder, protection
-        self.interpreters = [Interpreter(rank, folder) for rank in range(count)]
+    def __init__(self, target: Target, devices: int, folder: Path, protection: Protection) -> None:
+        self.folder, self.protection, self.command = folder, protection, target.command
+        self.interpreters = [Interpreter(rank, folder) for rank in range(2 if self.command else devices)]
+        # The first starts a command as it is, while the second imports torch, for forks.
+        for interpreter in self.interpreters[bool(self.command) :]:
+            interpreter.preload(_OF_COMMAND if self.command else _PRELOADED)
         self.forks = False
         self._numbers = itertools.count()
 
-    def preload(self, names: Sequence[str] = _PRELOADED) -> None:
-        """Imports libraries before further runs, which then need not."""
-        for interpreter in self.interpreters:
-            interpreter.tell({"preload": list(names)})
-        for interpreter in self.interpreters:
-            interpreter.wait(300.0)
-
-    def use_forks(self) -> None:
-        """Lets further runs of a command be forks; others are forks from the start."""
+    def preload(self, names: Sequence[str]) -> None:
+        """Imports libraries before further runs, which then need not; a command starts new interpreters."""
+        for interpreter in () if self.command else self.interpreters:
+            interpreter.preload(names)
 
     def run(self, spec: Spec) -> Run:
-        """Runs a specification to its end or timeout."""
-        begun, folder = time.monotonic(), self.new_folder()
+        """Runs a specification to its end or timeout.
+
+        Raises:
+            InputError: The command does not exist.
+        """
+        forks = self.forks and not spec.real_gpus and spec.purpose != "bare"
+        found = self._run(spec, forks=forks)
+        if not forks or found.worked:
+            return found
+        # Only the command as it is tells why.
+        self.forks = False
+        return self._run(spec, forks=False)
+
+    def _run(self, spec: Spec, *, forks: bool) -> Run:
+        folder = Path(tempfile.mkdtemp(prefix=f"run{next(self._numbers)}-", dir=self.folder))
+        # On a busy machine, a slow run is no hang.
+        timeout = spec.timeout * min(10.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+        replace(spec, timeout=timeout).write(folder)
+        guarded = self.protection.begin(spec, self._make_view)
+        words = _words(self.command) if self.command else []
+        request = {**guarded, "folder": str(folder), "command": words, "forks": forks}
+        gpus = {"CUDA_VISIBLE_DEVICES": _visible_gpus()} if spec.real_gpus else {}
+        running = {}
+        for interpreter, own in self._environments(spec, forks=forks).items():
+            environment = {**own, **gpus, **guarded["environment"]}
+            running[int(interpreter.ask({**request, "environment": environment})["pid"])] = interpreter
+        begun = time.monotonic()
+        # Of a repetition, only the records count. A command does not end of itself as soon as the numbers are recorded.
+        at_once = not self.command or spec.purpose == "numbers" or spec.interventions
+        codes, hung = _wait(running, spec.world_size, folder, timeout, 0.0 if at_once else _GRACE_OF_COMMAND)
+        if self.command:
+            codes *= spec.world_size
+        return load_run(spec, folder, codes, time.monotonic() - begun, hung=hung)
+
+    def _environments(self, spec: Spec, *, forks: bool) -> dict[Interpreter, dict[str, str]]:
+        """Returns the environment variables of what is started in each interpreter; an empty value removes one."""
+        if self.command:
+            return {self.interpreters[forks]: {"RANK": "", **_hash_seed()}}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
-        ranks = {
-            interpreter: _environment(rank, spec.world_size, port)
-            for rank, interpreter in enumerate(self.interpreters[: spec.world_size])
-        }
-        codes, hung = self.execute(spec, folder, ranks)
-        return load_run(spec, folder, codes, time.monotonic() - begun, hung=hung)
-
-    def new_folder(self) -> Path:
-        """Returns the folder of the next run."""
-        return Path(tempfile.mkdtemp(prefix=f"run{next(self._numbers)}-", dir=self.folder))
-
-    def execute(
-        self,
-        spec: Spec,
-        folder: Path,
-        environments: dict[Interpreter, dict[str, str]],
-        command: Sequence[str] = (),
-        grace: float = 0.0,
-        *,
-        forks: bool = False,
-    ) -> Ended:
-        """Starts a process in each of some interpreters, and waits until they end or are stopped.
-
-        Args:
-            spec: The run.
-            folder: Its folder.
-            environments: Environment variables of each process; an empty value removes one.
-            command: What is run instead of the target.
-            grace: Seconds that the processes may still need after all ranks have recorded their end.
-            forks: Whether the Python programs of the command are run in forks of the interpreter.
-        """
-        # On a busy machine, a slow run is no hang.
-        spec = replace(spec, timeout=spec.timeout * min(10.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))))
-        deadline = time.monotonic() + spec.timeout
-        spec.write(folder)
-        guarded = self.protection.begin(spec, self._make_view)
-        request = {**guarded, "folder": str(folder), "command": list(command), "forks": forks}
-        gpus = {"CUDA_VISIBLE_DEVICES": _visible_gpus()} if spec.real_gpus else {}
-        pids = []
-        for interpreter, own in environments.items():
-            interpreter.tell({**request, "environment": {**own, **gpus, **guarded["environment"]}})
-            pids.append(int(interpreter.wait()["pid"]))
-        return _wait(dict(zip(pids, environments, strict=True)), spec, folder, deadline, grace)
+        ranks = enumerate(self.interpreters[: spec.world_size])
+        return {interpreter: _environment(rank, spec.world_size, port) for rank, interpreter in ranks}
 
     def close(self) -> None:
         """Ends the interpreters with what they run."""
@@ -177,26 +177,28 @@ class Runner:
             interpreter.close()
 
     def _make_view(self, folder: Path, layers: Path) -> dict[str, Any]:
-        self.interpreters[0].tell({"view": [str(folder), str(layers)]})
-        return self.interpreters[0].wait()
+        return self.interpreters[0].ask({"view": [str(folder), str(layers)]})
 
 
-def _wait(running: dict[int, Interpreter], spec: Spec, folder: Path, deadline: float, grace: float) -> Ended:
-    """Waits for processes, and stops those that are late."""
+def _wait(
+    running: dict[int, Interpreter], world_size: int, folder: Path, timeout: float, grace: float
+) -> tuple[list[int | None], bool]:
+    """Waits for processes, and stops those that are late; returns the exit codes of the others, and whether it hung."""
     codes: dict[int, int | None] = dict.fromkeys(running)
-    latest, recorded = deadline, False
+    latest = deadline = time.monotonic() + timeout
+    recorded = False
     while None in codes.values() and time.monotonic() <= latest:
         for pid, interpreter in running.items():
-            if codes[pid] is None and (found := interpreter.answer(0.01)):
-                codes[pid] = found["code"]
-                if found["code"]:
+            if codes[pid] is None and interpreter.answers(0.01):
+                codes[pid] = interpreter.wait()["code"]
+                if codes[pid]:
                     latest = min(latest, time.monotonic() + _GRACE)
         check_signals()
-        if not recorded and all((folder / f"done{rank}").exists() for rank in range(spec.world_size)):
+        if not recorded and all((folder / f"done{rank}").exists() for rank in range(world_size)):
             recorded, latest = True, min(latest, time.monotonic() + grace)
     late = [pid for pid in running if codes[pid] is None]
     if late and not recorded:
-        _let_record(late, spec, folder)
+        _let_record(folder, world_size)
     for pid in late:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -204,15 +206,12 @@ def _wait(running: dict[int, Interpreter], spec: Spec, folder: Path, deadline: f
     return [*codes.values()], bool(late) and latest == deadline
 
 
-def _let_record(pids: Sequence[int], spec: Spec, folder: Path) -> None:
-    """Lets the ranks in process groups write their records and stacks."""
+def _let_record(folder: Path, world_size: int) -> None:
+    """Lets the ranks write their records and stacks."""
     (folder / STOP).touch()
-    for member in (member for pid in pids for member in processes_of_group(pid)):
-        with suppress(ProcessLookupError):
-            os.kill(member, signal.SIGUSR2)
     # A busy machine needs more than a moment; a rank that was lost writes nothing.
     latest = time.monotonic() + _SECONDS_TO_RECORD
-    while time.monotonic() < latest and len(list(folder.glob(f"{WRITTEN}*"))) < spec.world_size:
+    while time.monotonic() < latest and len(list(folder.glob(f"{WRITTEN}*"))) < world_size:
         time.sleep(0.1)
     time.sleep(0.5)
 
@@ -223,6 +222,26 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     world = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     numbers = {name: str(number) for name, number in {**local, **world}.items()}
     return {**numbers, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "doctor"}
+
+
+def _hash_seed() -> dict[str, str]:
+    """Returns the variables with which each rank orders sets differently, but alike in all runs; see sitecustomize."""
+    own = os.environ.get("PYTHONHASHSEED")
+    return {"PYTHONHASHSEED": own} if own else {"PYTHONHASHSEED": "1", "DDP_DOCTOR_HASH_SEED": "1"}
+
+
+def _words(command: Sequence[str]) -> list[str]:
+    """Returns the words of a command, with the path of its program.
+
+    Raises:
+        InputError: There is no such program.
+    """
+    if command[0] in {"python", "python3"}:
+        return [sys.executable, *command[1:]]
+    found = shutil.which(command[0]) or shutil.which(command[0], path=str(Path(sys.executable).parent))
+    if found is None:
+        raise InputError(f"There is no command {command[0]}.")
+    return [found, *command[1:]]
 
 
 def _visible_gpus() -> str:

@@ -28,14 +28,7 @@ _DEEPEST = 4
 
 
 def change(values: MutableMapping[Any, Any], old: int, new: int, depth: int = 0) -> None:
-    """Changes the numbers of ranks among named values, and in the settings that these hold.
-
-    Args:
-        values: The values.
-        old: The program's number of ranks.
-        new: The number of ranks that are run.
-        depth: How many objects hold them.
-    """
+    """Changes the program's number of ranks to that which is run, among named values and in settings that they hold."""
     for name, value in list(values.items()):
         if not isinstance(name, str) or name.startswith("__"):
             continue
@@ -77,12 +70,8 @@ def change_program(old: int, new: int) -> None:
         change(frame.f_globals, old, new)
         if frame.f_code.co_name != "<module>":
             change(frame.f_locals, old, new)
-            write_locals(frame)
+            # As Python 3.13 does by itself.
+            with suppress(AttributeError):
+                ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
     for module in filter(_is_of_user, list(sys.modules.values())):
         change(vars(module), old, new)
-
-
-def write_locals(frame: Any) -> None:
-    """Makes a change of `frame.f_locals` one of the local variables, as Python 3.13 does by itself."""
-    with suppress(AttributeError):
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from ddp_doctor.accepted import key_of
+from ddp_doctor.accepted import key_of, shown_place
 from ddp_doctor.errors import InputError
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks, short_fix
 from ddp_doctor.findings import Finding, Report, State, Verdict
 from ddp_doctor.output.terminal import (
     MARKS,
@@ -28,7 +28,6 @@ from ddp_doctor.output.terminal import (
     title_of,
     told,
 )
-from ddp_doctor.places import shown_place
 from ddp_doctor.versions import VERSION
 
 FORMATS = ("text", "json", "sarif", "github", "junit", "markdown")
@@ -48,27 +47,23 @@ def formatted(report: Report, form: str, *, verbose: bool = False, before: Repor
         verbose: Whether `text` lists every check.
         before: The report before a change, with which `markdown` compares.
     """
-    if form == "json":
-        return json.dumps(report.to_json(), indent=2)
-    if form == "sarif":
-        return json.dumps(_sarif(report), indent=2)
-    if form == "github":
-        return _annotations(report)
-    if form == "markdown":
-        return _comment(report, before)
-    return _junit(report) if form == "junit" else report_text(report, verbose=verbose)
+    if form in {"json", "sarif"}:
+        return json.dumps(_sarif(report) if form == "sarif" else report.to_json(), indent=2)
+    if form == "text":
+        return report_text(report, verbose=verbose)
+    return _comment(report, before) if form == "markdown" else {"github": _annotations, "junit": _junit}[form](report)
 
 
 def _sarif(report: Report) -> dict[str, Any]:
     """Returns the report as a SARIF log of one run; accepted findings are suppressed results."""
     rules = [
         {
-            "id": check.code,
-            "shortDescription": {"text": f"{check.title}."},
-            "fullDescription": {"text": " ".join(check.cause.split())},
-            "help": {"text": f"{check.fix.strip()}\n\nReported in {', '.join(check.threads)}"},
+            "id": check.CODE,
+            "shortDescription": {"text": f"{check.TITLE}."},
+            "fullDescription": {"text": " ".join(check.CAUSE.split())},
+            "help": {"text": f"{check.FIX.strip()}\n\nReported in {', '.join(check.THREADS)}"},
         }
-        for check in describe().values()
+        for check in load_checks().values()
     ]
     results = [_result(finding, report) for finding in report.findings]
     for one in report.accepted:
@@ -131,8 +126,8 @@ def _junit(report: Report) -> str:
     suite = ET.Element("testsuite", name=f"ddp-doctor {plain(report.target)}", time=f"{report.seconds:.3f}")
     for check in report.checks:
         found = [finding for finding in report.findings if finding.code == check.code]
-        known = describe().get(check.code)
-        case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name=f"{check.code} {known and known.title}")
+        known = load_checks().get(check.code)
+        case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name=f"{check.code} {known and known.TITLE}")
         for finding in found:
             text = "\n".join(told(finding))
             if finding.verdict is not Verdict.FAULT:
@@ -191,7 +186,7 @@ def _comment(report: Report, before: Report | None) -> str:
         since = known.get(key_of(finding))
         told_before = f", before: {since.value if since else 'not found'}" if before else ""
         title = f"- {MARKS[finding.verdict]} {_named(finding)} ({finding.verdict.value}{told_before})"
-        rows.append(f"{title}\n  {_evidence(finding)}\n  Fix: {describe()[finding.code].short_fix}")
+        rows.append(f"{title}\n  {_evidence(finding)}\n  Fix: {short_fix(load_checks()[finding.code])}")
     room = _LONGEST_COMMENT - len(head) - len(tail) - 1
     return "\n".join([*head, *([""] if rows else []), *_first(rows, (room - 1) // 3), *tail])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks
 from ddp_doctor.findings import Comparison, Report, Verdict
 from ddp_doctor.output.terminal import (
     STATES,
@@ -54,7 +54,7 @@ def page_of(report: Report) -> str:
         groups={title: found for title, found in groups.items() if found},
         states={title: rows for title, rows in states.items() if rows},
         outputs=outputs(report).values(),
-        checks=describe(),
+        checks=load_checks(),
         facts=facts,
         plain=plain,
         remarks=remarks(report),

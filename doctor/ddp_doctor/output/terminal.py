@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TextIO
 
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks, short_fix
 from ddp_doctor.findings import DEFECT, Comparison, Finding, Report, State, Verdict
 
 MARKS = {Verdict.FAULT: "✗", Verdict.DEPENDS: "≈", Verdict.UNCLEAR: "?", Verdict.NOTE: "·"}
@@ -89,8 +89,8 @@ def _reading_text(report: Report) -> str:
     """Returns what was read, one line for each finding, as linters print them."""
     lines = []
     for finding in report.findings:
-        check = describe()[finding.code]
-        lines += [f"{plain(finding.place)}: {finding.code} {plain(finding.message)}", f"    fix: {check.short_fix}"]
+        check = load_checks()[finding.code]
+        lines += [f"{plain(finding.place)}: {finding.code} {plain(finding.message)}", f"    fix: {short_fix(check)}"]
     accepted = f", {len(report.accepted)} accepted" if report.accepted else ""
     return "\n".join([*lines, f"{headline(report)} {report.stages[0].outcome} in {report.seconds:.1f} s{accepted}."])
 
@@ -144,8 +144,8 @@ def counts(report: Report) -> str:
 
 def title_of(finding: Finding) -> str:
     """Returns the code of a finding, and the title of its check."""
-    check = describe().get(finding.code)
-    return f"{plain(finding.code)} {check.title if check else ''}".rstrip()
+    check = load_checks().get(finding.code)
+    return f"{plain(finding.code)} {check.TITLE if check else ''}".rstrip()
 
 
 def facts(finding: Finding) -> str:
@@ -158,8 +158,8 @@ def told(finding: Finding) -> list[str]:
     """Returns the evidence, the proof, the numbers, the place, the fix and what explains it."""
     place = f"at {plain(finding.place)}" if finding.place else ""
     lines = [plain(finding.message), plain(finding.proof), facts(finding), place]
-    if check := describe().get(finding.code):
-        lines += [f"fix: {check.short_fix}", f"more: ddp-doctor --explain {check.code}"]
+    if check := load_checks().get(finding.code):
+        lines += [f"fix: {short_fix(check)}", f"more: ddp-doctor --explain {check.CODE}"]
     return [line for line in lines if line]
 
 

@@ -17,6 +17,9 @@ from ddp_doctor.records.recorder import Recorder, is_user_file, user_frames
 
 # Whether a number is finite says that the run has failed, and the time is another one on each rank.
 _NO_DECISIONS = ("finite", "isnan", "isinf", "time", "clock", "elapsed", "start", "deadline")
+# A program that runs more lines in Python is not followed further.
+_MOST_LINES = 300_000
+_MOST_TIMES = 100
 
 
 @cache
@@ -24,7 +27,7 @@ def operands_of_file(path: str) -> dict[int, list[ast.expr]]:
     """Returns what the conditions of a file compare, or pass to a call, by the line of the condition."""
     with suppress(OSError, SyntaxError, ValueError):
         nodes = [node for node in ast.walk(ast.parse(Path(path).read_text())) if isinstance(node, ast.If | ast.While)]
-        return {node.lineno: found for node in nodes if (found := list(_operands(node.test)))}
+        return {node.lineno: list(_operands(node.test)) for node in nodes}
     return {}
 
 
@@ -45,48 +48,35 @@ def _operands(test: ast.expr) -> Iterator[ast.expr]:
         yield from _operands(test.operand)
     # A part of `a and b` may not be reached.
     elif isinstance(test, ast.Compare | ast.Call) and not any(map(ast.unparse(test).lower().count, _NO_DECISIONS)):
-        yield from (node for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute | ast.Subscript))
+        yield from (node for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute))
 
 
 def _value(node: ast.expr, frame: Any) -> Any:
-    """Returns the value of a name, an attribute of an object, or an item, without asking the object."""
+    """Returns the value of a name, or of an attribute of an object, without asking the object."""
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute):
         with suppress(TypeError):
             return vars(_value(node.value, frame)).get(node.attr)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        owner = _value(node.value, frame)
-        if type(owner) in {dict, list, tuple}:
-            with suppress(LookupError, TypeError):
-                return owner[node.slice.value]
     return None
 
 
-# A program that runs more lines in Python is not followed further.
-_MOST_LINES = 300_000
-_MOST_TIMES = 100
-
-
 class BranchProbe:
-    """Records the line that follows each line of the user's code, every time, as long as the code is not too busy."""
+    """Records each evaluation of a condition of the user's code, as long as the code is not too busy."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.lines: dict[str, list[int]] = {}
-        # The number of optimizer steps before the last time, by line.
-        self.steps: dict[str, int] = {}
-        # The numbers that a condition reads, every time, by line.
-        self.values: dict[str, list[dict[str, float]]] = {}
+        # By line: the steps before each time, the line `then` that follows, and the numbers that the condition reads.
+        self.times: dict[str, list[dict[str, Any]]] = {}
         self._left = _MOST_LINES
-        # The last line of each frame, and the number of collectives before it.
-        self._last: dict[int, tuple[int, int]] = {}
+        # The condition that each frame evaluates, and the number of collectives before it.
+        self._open: dict[int, tuple[dict[str, Any], int]] = {}
         # Imports of libraries call functions by the million.
         self._followed: dict[str, bool] = {}
 
     def install(self) -> None:
         """Begins to follow this thread, including the functions that run already."""
-        self.recorder.add("branches", lines=self.lines, steps=self.steps, values=self.values)
+        self.recorder.add("branches", times=self.times)
         for frame in user_frames():
             frame.f_trace = self._on_line
         if threading.current_thread() is threading.main_thread():
@@ -104,28 +94,18 @@ class BranchProbe:
         if self._left < 0:
             sys.settrace(None)
             return None
-        if event != "exception" and (known := self._last.pop(id(frame), None)):
+        if event != "exception" and (known := self._open.pop(id(frame), None)):
+            time, collectives = known
             # A frame ends after its last line.
-            self._follow(frame, *known, frame.f_lineno if event == "line" else 0)
-        if event == "line":
-            self._last[id(frame)] = frame.f_lineno, self.recorder.collectives
-            self._read(frame)
-        return self._on_line
-
-    def _follow(self, frame: Any, line: int, collectives: int, following: int) -> None:
-        place = f"{frame.f_code.co_filename}:{line}"
-        times = self.lines.setdefault(place, [])
-        if len(times) < _MOST_TIMES:
-            times.append(following)
-            self.steps[place] = self.recorder.step
-        if place in self.values and self.recorder.collectives > collectives:
-            # The condition has combined its numbers over the ranks.
-            self.values[place][-1] = {}
-
-    def _read(self, frame: Any) -> None:
+            time["then"] = frame.f_lineno if event == "line" else 0
+            if self.recorder.collectives > collectives:
+                # The condition has combined its numbers over the ranks.
+                time["reads"] = {}
         path, line = frame.f_code.co_filename, frame.f_lineno
-        operands = operands_of_file(path).get(line)
-        if operands:
-            times = self.values.setdefault(f"{path}:{line}", [])
-            if len(times) < _MOST_TIMES:
-                times.append(values_of(operands, frame))
+        operands = operands_of_file(path).get(line) if event == "line" else None
+        times = self.times.setdefault(f"{path}:{line}", []) if operands is not None else []
+        if operands is not None and len(times) < _MOST_TIMES:
+            time = {"step": self.recorder.step, "then": None, "reads": values_of(operands, frame)}
+            times.append(time)
+            self._open[id(frame)] = time, self.recorder.collectives
+        return self._on_line

@@ -1,13 +1,11 @@
-"""Probe of functions: collectives, averages, gradient scaling and clipping, losses, seeds, permutations, addresses."""
+"""Probe of functions: collectives, averages, gradient scaling and clipping, seeds, addresses."""
 
 from __future__ import annotations
 
 import datetime
 import functools
-import inspect
 import random
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +18,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_doctor import remote
@@ -51,8 +48,6 @@ COLLECTIVES = (
 
 # Larger buckets of communication hooks are not recorded.
 _LARGE = 5_000_000
-_MOST_LOSSES = 500
-_MOST_PERMUTATIONS, _LONGEST_PERMUTATION = 20, 100_000
 
 
 class CallProbe:
@@ -68,11 +63,7 @@ class CallProbe:
         self.before_collective: Callable[[], None] = lambda: None
         # Asynchronous collectives that nobody has waited for, with their events and the memory of their results.
         self._begun: list[tuple[dist.Work, dict[str, Any], set[int]]] = []
-        self._hooks, self._losses = 0, 0
-        # One process communicates with nobody.
-        self._is_one = spec.purpose == "numbers" and spec.world_size == 1
-        self._permutations: list[weakref.ref[torch.Tensor]] = []
-        self._divided: set[int] = set()
+        self._hooks = 0
 
     def install(self) -> None:
         """Installs the probes."""
@@ -97,10 +88,6 @@ class CallProbe:
         wrap(DistributedDataParallel, "register_comm_hook", self._on_register)
         for averager in (PeriodicModelAverager, HierarchicalModelAverager):
             before(averager, "average_parameters", self._on_average)
-        for name in ("cross_entropy", "nll_loss"):
-            wrap(functional, name, self._on_loss)
-        if self.spec.purpose == "train" and self.spec.world_size > 1:
-            wrap(torch, "randperm", self._on_permutation)
         remote.watch(lambda address: self.recorder.add("remote", address=address))
 
     def _on_collective(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -198,8 +185,8 @@ class CallProbe:
         name = getattr(hook, "__qualname__", type(hook).__name__).replace("<locals>.", "")
         self.recorder.add("comm_hook", name=name)
         self.recorder.has_hooks = True
-        # In one process, compression would only change its numbers.
-        if self._is_one or self.spec.interventions.get("plain_average"):
+        # Compression would hide or feign a fault of the numbers. What the hook does is seen in the other runs.
+        if self.spec.purpose == "numbers":
             return original(ddp, ddp.process_group, allreduce_hook)
 
         @functools.wraps(hook)
@@ -219,41 +206,6 @@ class CallProbe:
             return hook(state, bucket).then(keep)
 
         return original(ddp, state, observed)
-
-    def _on_loss(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Records over how many labels a loss is a mean."""
-        result, given = original(*args, **kwargs), inspect.signature(original).bind(*args, **kwargs)
-        given.apply_defaults()
-        wanted = given.arguments
-        target = wanted["target"]
-        is_mean = wanted["weight"] is None and wanted["reduction"] == "mean" and not target.is_floating_point()
-        # cross_entropy of torch does not call nll_loss of Python.
-        if is_mean and result.requires_grad and self._losses < _MOST_LOSSES:
-            self._losses += 1
-            count = int((target != wanted["ignore_index"]).sum())
-            self.recorder.add("mean_of_labels", value=float(result.detach()), count=count)
-        return result
-
-    def _on_permutation(self, original: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Watches a permutation that the program draws, and may divide itself without a sampler."""
-        permutation = original(*args, **kwargs)
-        few = len(self._permutations) < _MOST_PERMUTATIONS and len(permutation) <= _LONGEST_PERMUTATION
-        if few and is_called_by_user():
-            if not self._permutations:
-                wrap(torch.Tensor, "__getitem__", self._on_index)
-            self._permutations.append(weakref.ref(permutation))
-        return permutation
-
-    def _on_index(self, original: Callable[..., Any], tensor: torch.Tensor, index: Any) -> Any:
-        """Records the part of a permutation that this rank takes first, and the permutation."""
-        if type(index) is slice:
-            number = next((number for number, known in enumerate(self._permutations) if known() is tensor), None)
-            if number is not None and number not in self._divided:
-                self._divided.add(number)
-                # A program may have made the permutations of the ranks equal since it was drawn.
-                self.recorder.tensors[f"permutation/{number}"] = tensor.detach().cpu().clone()
-                self.recorder.add("part of a permutation", number=number, part=list(index.indices(len(tensor))))
-        return original(tensor, index)
 
 
 def _is_subgroup(value: Any) -> bool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ddp_doctor.probes.generators import OWN, OwnGenerators, drawn, states_of_global, values_drawn
+from ddp_doctor.probes.generators import OwnGenerators, drawn, states_of_global, values_drawn
 from ddp_doctor.records.recorder import Recorder, user_place
-from ddp_doctor.records.spec import Spec
+from ddp_doctor.records.spec import OWN, Spec
 from ddp_doctor.torch_internals import DispatchMode, in_backward, tree_leaves
 
 if TYPE_CHECKING:
@@ -54,15 +54,7 @@ class DrawFlow:
                 self._known[leaf] = "data"
 
     def see(self, schema: Any, args: Any, kwargs: Any, outputs: Iterable[torch.Tensor], drew: bool) -> None:
-        """Takes an operator that was run, and records dropout without gradients.
-
-        Args:
-            schema: Its schema.
-            args: Its arguments.
-            kwargs: Its further arguments.
-            outputs: The tensors that it returned.
-            drew: Whether it drew from torch's global generator.
-        """
+        """Takes an operator that was run, and may have drawn globally; records dropout in evaluation."""
         if self._recorder and self._left and not torch.is_grad_enabled() and (rate := self._rate(schema, args, kwargs)):
             self._left -= 1
             self._recorder.add("dropout", rate=rate)

@@ -22,8 +22,6 @@ _METHODS: dict[str, Any] = {"NumPy": np.random.get_state, "Python": random.getst
 _GLOBAL = {name: method.__self__ for name, method in _METHODS.items()}
 # A Mersenne Twister computes so many words at once.
 _WORDS = 624
-# The name of the generators that the program has created.
-OWN = "a generator that the program has created"
 
 
 class OwnGenerators:

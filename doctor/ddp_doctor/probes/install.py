@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -19,7 +20,7 @@ from ddp_doctor.probes.alone import AloneProbe
 from ddp_doctor.probes.branches import BranchProbe
 from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.loaders import LoaderProbe
-from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches
+from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches, weights_at
 from ddp_doctor.probes.modules import ModuleProbe
 from ddp_doctor.probes.options import OptionProbe
 from ddp_doctor.probes.reports import ReportProbe
@@ -56,7 +57,7 @@ class Probes:
         self.steps = StepProbe(self.recorder, spec)
         micro = MicroBatchProbe(self.recorder, self.steps)
         if by_turns:
-            micro.follow(Path(spec.feed), int(changes["ranks"]), int(changes.get("begin", 0)))
+            micro.follow(Path(spec.feed), int(changes["ranks"]))
         self.micro = micro if spec.purpose == "numbers" and not joined else None
         self.modules = ModuleProbe(self.recorder, spec, self.steps, self.micro)
         self.alone = AloneProbe(self.recorder, spec)
@@ -126,18 +127,12 @@ class Probes:
         time.sleep(self.spec.timeout + 60)
 
     def end(self, *, reached_end: bool, error: dict[str, Any] | None = None) -> None:
-        """Writes the record.
-
-        Args:
-            reached_end: Whether the program came to its end.
-            error: The exception that ended it.
-        """
+        """Writes the record of a program that came to its end, or to an error."""
         if self.spec.later and not self.recorder.later and not error:
             self._begin_later()
         recorder, cut = self.recorder, self._complete(reached_end=reached_end, error=error)
         for name in (WRITTEN, "done"):
-            with (recorder.folder / f"{name}{recorder.rank}").open("a") as file:
-                file.write(f"{os.getpid()}\n")
+            (recorder.folder / f"{name}{recorder.rank}").touch()
         if cut:
             # Its exit code would make a launcher end the other ranks before they have written their records.
             self._wait()
@@ -154,8 +149,6 @@ class Probes:
             recorder.add("error", **error)
         else:
             self.loaders.samples.datasets.call()
-            if self.spec.purpose == "train" and not recorder.rank:
-                self.steps.schedules.look_ahead()
         recorder.add(
             "end",
             reached_end=reached_end,
@@ -208,7 +201,7 @@ class Probes:
         feed = self.loaders.feed
         if not self._starts or feed is None:
             return
-        parameters, initial = self.steps.parameters(), feed.initial_weights()
+        parameters, initial = self.steps.parameters(), weights_at(feed.tensors[0], 0)
         if not parameters:
             return
         self._starts = False
@@ -220,12 +213,16 @@ class Probes:
                     feed.failures.append("the optimizers of one process have other parameters than those of the ranks")
 
     def _watch(self) -> None:
-        """Writes the record of a rank that hangs, when the parent asks for it."""
-        while not (self.recorder.folder / STOP).exists():
+        """Writes the stacks and the record of a rank that hangs, when the parent asks for them."""
+        folder = self.recorder.folder
+        while not (folder / STOP).exists():
             time.sleep(0.1)
-        if not (self.recorder.folder / f"done{self.recorder.rank}").exists():
+        rank = self.recorder.rank
+        if not (folder / f"done{rank}").exists():
+            with (folder / f"stack{rank}.txt").open("a") as file:
+                faulthandler.dump_traceback(file)
             self.recorder.write()
-            (self.recorder.folder / f"{WRITTEN}{self.recorder.rank}").touch()
+            (folder / f"{WRITTEN}{rank}").touch()
 
 
 def _rank() -> int:

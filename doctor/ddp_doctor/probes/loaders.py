@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 import time
@@ -18,7 +19,7 @@ from ddp_doctor.probes.generators import OwnGenerators, drawn, generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches
 from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder, agreed, caller, generator_of_user, number_of, sample_digests
+from ddp_doctor.records.recorder import Recorder, agreed, caller, number_of, sample_digests, user_frames
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_indices, without_modes
 
@@ -70,7 +71,9 @@ class ShortEpoch(Iterator[Any]):
 
     def _is_endless(self) -> bool:
         """Returns whether the program begins the loader again wherever it ends, as `while True: yield from loader`."""
-        frame, known = generator_of_user(), self.probe.generators.get(self.loader)
+        frame, known = next(user_frames(), None), self.probe.generators.get(self.loader)
+        if frame and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            frame = None
         # The reference keeps the identity from being used again.
         self.probe.generators[self.loader] = frame
         return (frame is not None and frame is known) or isinstance(sys.exc_info()[1], StopIteration)
@@ -354,11 +357,7 @@ class LoaderProbe:
         return number_of(loader, self._loaders)
 
     def end_later(self, batch: dict[str, Any]) -> None:
-        """Ends the run after the next optimizer step, or before the next epoch.
-
-        Args:
-            batch: The loader, iteration and number under which the draws until then are recorded.
-        """
+        """Ends the run after the next optimizer step, or before the next epoch; draws belong to a batch until then."""
         self.ending = True
         self.draws.leave()
         self.draws.enter(batch, None)
@@ -368,9 +367,6 @@ class LoaderProbe:
 
         The first rank that has been late for long enough decides it for the epoch after its own, which no other rank
         has ended.
-
-        Args:
-            trains: Whether it is an epoch of training.
         """
         late = self.training_epochs - self.epochs
         if late > _MOST_EPOCHS:

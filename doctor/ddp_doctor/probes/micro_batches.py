@@ -66,14 +66,9 @@ class RankBatches:
     def batch(
         self, template: Any, loader: int, iteration: int, number: int, collate: Callable[[list[int]], Any]
     ) -> Any:
-        """Returns a batch of the ranks, concatenated; of other shapes, one that is collated of all their samples.
+        """Returns a batch of the ranks in the structure of a template, concatenated.
 
-        Args:
-            template: A batch of this process, of the same structure.
-            loader: Number of the loader.
-            iteration: Number of its iteration.
-            number: Number of the batch.
-            collate: Returns a batch with some indices of the data set, or None.
+        Of other shapes, it is collated of the indices of all their samples, if that is possible.
         """
         name = f"{loader}/{iteration}/{number}"
         if self._have_other_shapes(name) and (found := self._collated(name, collate)) is not None:
@@ -126,14 +121,6 @@ class RankBatches:
         """Returns the draws of each rank in the step after a batch."""
         key = f"draw/{loader}/{iteration}/{number}"
         return [self._draws.get((rank, key), []) for rank in range(len(self.tensors))]
-
-    def initial_weights(self) -> dict[str, torch.Tensor]:
-        """Returns the weights of rank 0 before the first step of each optimizer, by `<optimizer>:<position>`."""
-        found: dict[str, torch.Tensor] = {}
-        for name, tensor in self.tensors[0].items():
-            if name.startswith("before/"):
-                found.setdefault(name.split("/", 2)[2], tensor)
-        return found
 
     def _fail(self, why: str) -> None:
         if why not in self.failures:
@@ -212,17 +199,11 @@ class MicroBatchProbe:
         # The number of tokens that the model was given, and that of one process.
         self._count: tuple[torch.Tensor, float] | None = None
 
-    def follow(self, folder: Path, world_size: int, begin: int = 0) -> None:
-        """Lets this process get the micro-batches of the ranks of a run, from its folder.
-
-        Args:
-            folder: The folder.
-            world_size: Number of ranks.
-            begin: How many of the micro-batches an earlier process has had.
-        """
+    def follow(self, folder: Path, world_size: int) -> None:
+        """Lets this process get the micro-batches of the ranks of a run, from its folder."""
         loaded = _records(folder, world_size)
         self.ranks = [part["tensors"] for part in loaded]
-        self.plan = plan_of([part["events"] for part in loaded])[begin:]
+        self.plan = plan_of([part["events"] for part in loaded])
 
     def install(self) -> None:
         """Installs the probe in this thread."""
@@ -354,17 +335,12 @@ class _FunctionInputs(TorchFunctionMode):
 
 def weights_at(tensors: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
     """Returns the weights of a rank before a step, over all optimizers, by `<optimizer>:<position>`."""
-    known: dict[str, dict[int, torch.Tensor]] = {}
+    found: dict[str, torch.Tensor] = {}
+    # In the order in which they were recorded: weights before a later step are those of now, unless there are others.
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
         if kind in {"before", "after"}:
             number, _, key = rest.partition("/")
-            known.setdefault(key, {})[2 * int(number) + (kind == "after")] = tensor
-    found = {}
-    for key, versions in known.items():
-        past = [when for when in versions if when <= 2 * step]
-        # Weights before a later step are those of now, unless there are newer ones.
-        later = [when for when in versions if when > 2 * step and when % 2 == 0]
-        if past or later:
-            found[key] = versions[max(past) if past else min(later)]
+            if key not in found or int(number) + (kind == "after") <= step:
+                found[key] = tensor
     return found

@@ -14,7 +14,7 @@ from ddp_doctor.probes.generators import generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder, digest, is_called_near_user, is_sharded, world
+from ddp_doctor.records.recorder import Recorder, digest, is_called_near_user, is_sharded, sample_digests
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import ignored_by_ddp, tree_leaves
 
@@ -22,12 +22,13 @@ _MOST_OUTPUTS, _MOST_VALUES, _MOST_OF_A_SAMPLE = 400, 2_000_000, 65_536
 # The steps after which the weights of networks that are not trained are digested, and their most values.
 _MOST_HELD, _LARGE = 3, 5_000_000
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_FORWARD = nn.modules.batchnorm._BatchNorm.forward
 
 
 def normalize_over_ranks(norm: Any, x: torch.Tensor, group: Any = None) -> torch.Tensor:
     """Normalizes each channel of [samples of this rank, channels, ...] with the statistics of all ranks of a group."""
-    if not norm.training or world()[1] == 1 or distributed.get_world_size(group) == 1:
-        return nn.modules.batchnorm._BatchNorm.forward(norm, x)
+    if not (norm.training and distributed.is_initialized() and distributed.get_world_size(group) > 1):
+        return _FORWARD(norm, x)
     group = group or distributed.group.WORLD
     axes, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
     wide = x if x.dtype == torch.float64 else x.float()
@@ -45,18 +46,6 @@ def normalize_over_ranks(norm: Any, x: torch.Tensor, group: Any = None) -> torch
     if norm.affine:
         normal = normal * norm.weight.view(shape) + norm.bias.view(shape)
     return normal.to(x.dtype)
-
-
-_CLASSES: dict[Any, Any] = {
-    kind: type(f"{kind.__name__}OverRanks", (kind,), {"forward": normalize_over_ranks}) for kind in NORMS
-}
-
-
-def synchronize(module: nn.Module) -> None:
-    """Lets every batch norm of a module use the statistics of all ranks."""
-    for part in module.modules():
-        # The part stays the same object: hooks and references to it remain valid.
-        part.__class__ = _CLASSES.get(type(part), type(part))
 
 
 def _hold(module: nn.Module) -> None:
@@ -95,6 +84,8 @@ class ModuleProbe:
         wrap(DistributedDataParallel, "__init__", self._on_ddp)
         before(DistributedDataParallel, "forward", self._on_ddp_forward)
         wrap(nn.Module, "__call__", self._on_call)
+        if self.spec.interventions.get("sync_batch_norm"):
+            wrap(nn.modules.batchnorm._BatchNorm, "forward", lambda _, norm, x: normalize_over_ranks(norm, x))
         before(nn.Module, "eval", lambda module: self.recorder.add("eval", module=type(module).__name__))
         before(nn.Module, "train", self._on_train)
         before(nn.Module, "load_state_dict", self._on_load)
@@ -121,8 +112,6 @@ class ModuleProbe:
             module.double()
         if self.spec.interventions.get("find_unused"):
             kwargs["find_unused_parameters"] = True
-        if self.spec.interventions.get("sync_batch_norm"):
-            synchronize(module)
         self.name(module)
         self.steps.gradients.watch(module.parameters())
         self.recorder.active = True
@@ -216,13 +205,13 @@ class ModuleProbe:
         return {name: digest(buffer) for name, buffer in found.items()} if _are_small(found.values()) else {}
 
     def _begin(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """Returns digests of the inputs and of the generators: a resumed run is compared with the first run."""
+        """Returns digests of the inputs, of their samples and of the generators, as a resumed run is to have them."""
         changed = self.spec.interventions and not self.spec.continues
         if self.spec.purpose != "train" or self.spec.world_size < 2 or changed or not torch.is_grad_enabled():
             return {}
         leaves = [leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, torch.Tensor)]
-        inputs = [digest(leaf) for leaf in leaves] if _are_small(leaves) else []
-        return {"inputs": inputs, "generators": generators()}
+        small = leaves if _are_small(leaves) else []
+        return {"inputs": list(map(digest, small)), "rows": sample_digests(small), "generators": generators()}
 
     def _is_early(self) -> bool:
         return self.spec.purpose == "train" and self.spec.world_size > 1 and 0 < self.recorder.step <= _MOST_HELD

@@ -7,7 +7,6 @@ import csv
 import json
 import logging
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,14 +16,10 @@ import torch
 
 from ddp_doctor.after_import import after_import
 from ddp_doctor.probes.wrap import before
-from ddp_doctor.records.recorder import Recorder, is_called_by_user, is_called_near_user, user_stack
+from ddp_doctor.records.recorder import Recorder, frames, is_called_by_user, is_called_near_user, user_stack
+from ddp_doctor.records.spec import BRACKETED
 
 _NUMBER = re.compile(r"-?\d+\.\d+(?:[eE][+-]?\d+)?")
-# Added to the word of a number in parentheses.
-BRACKETED = " in parentheses"
-# What Lightning adds to the name under which a module logs a value.
-_ADDED = re.compile(r"(_step|_epoch)?(/dataloader_idx_\d+)?$")
-_MOST_EVENTS = 2_000
 
 
 class ReportProbe:
@@ -32,7 +27,6 @@ class ReportProbe:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._left = _MOST_EVENTS
 
     def install(self) -> None:
         """Installs the probes."""
@@ -61,23 +55,14 @@ class ReportProbe:
 
     def _report(self, values: Any, name: str = "", *, by_trainer: bool = False) -> None:
         numbers = list(_numbers(values))
-        if numbers and self._left:
-            self._left -= 1
+        if numbers:
             key = " ".join([*user_stack(), name])
             self.recorder.add("reported", key=key, values=numbers, name=name, by_trainer=by_trainer)
 
 
-def logged_name(name: str) -> str:
-    """Returns the name under which a module logs a metric of Lightning's Trainer."""
-    return _ADDED.sub("", name)
-
-
 def _is_called_by_trainer() -> bool:
     """Returns whether Lightning's Trainer writes what `self.log` was given."""
-    frame = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_filename.endswith("logger_connector.py"):
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
+    return any(frame.f_code.co_filename.endswith("logger_connector.py") for frame in frames())
 
 
 def _numbers(value: Any, depth: int = 0) -> Iterator[tuple[float, float, str]]:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from ddp_doctor.probes.generators import OWN, OwnGenerators, drawn, generators, seed_unseen
+from ddp_doctor.probes.generators import OwnGenerators, drawn, generators, seed_unseen
 from ddp_doctor.records.recorder import Recorder, digest, number_of
-from ddp_doctor.records.spec import Spec
+from ddp_doctor.records.spec import OWN, Spec
 from ddp_doctor.torch_internals import tree_leaves, tree_map
 
 # Samples of a data set that are called directly, and the seconds of the processor that this may take on any load.
@@ -114,8 +114,6 @@ def _values(leaf: Any) -> list[int] | list[float]:
     return []
 
 
-# Longer selections are not compared.
-_MOST_INDICES = 2_000_000
 # Data sets around a Subset, such as one that augments its samples.
 _MOST_LAYERS = 4
 
@@ -129,14 +127,7 @@ class SampleProbe:
         self._seeded = False
 
     def prepare(self, loader: Any, number: int, iteration: int, epoch: int) -> None:
-        """Applies the interventions to a loader before an epoch, and observes its workers.
-
-        Args:
-            loader: The loader.
-            number: Its number.
-            iteration: How often it was iterated before.
-            epoch: How many epochs of training there were before.
-        """
+        """Applies the interventions to a loader before an epoch, and observes its workers."""
         if self.spec.interventions.get("set_epoch"):
             for owner in _owners(loader):
                 if callable(getattr(owner, "set_epoch", None)):
@@ -215,7 +206,7 @@ def _selection(dataset: Any) -> str:
     with suppress(TypeError, ValueError, RuntimeError):
         for _ in range(_MOST_LAYERS):
             if isinstance(dataset, Subset):
-                return digest(torch.as_tensor(dataset.indices)) if len(dataset.indices) <= _MOST_INDICES else ""
+                return digest(torch.as_tensor(dataset.indices))
             inner = [value for value in vars(dataset).values() if isinstance(value, Dataset)]
             if len(inner) != 1 or _length(inner[0]) != _length(dataset):
                 break
@@ -242,17 +233,10 @@ def base_indices(dataset: Any, indices: list[int]) -> list[int]:
 
 def _owners(loader: Any) -> list[Any]:
     """Returns the samplers of a loader, those inside of them, and the data set."""
-    found: list[Any] = []
-
-    def walk(owner: Any, depth: int = 0) -> None:
-        if owner is None or depth > 4 or any(other is owner for other in found):
-            return
-        found.append(owner)
-        for name in ("sampler", "batch_sampler"):
-            walk(getattr(owner, name, None), depth + 1)
-
-    for owner in (loader.sampler, loader.batch_sampler, below_subsets(loader.dataset)):
-        walk(owner)
+    found = [loader.sampler, loader.batch_sampler, below_subsets(loader.dataset)]
+    for owner in found:
+        inner = [getattr(owner, name, None) for name in ("sampler", "batch_sampler")]
+        found += [one for one in inner if not any(one is other for other in found)]
     return found
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ddp_doctor.records.recorder import Recorder, digest
 from ddp_doctor.records.spec import Spec
@@ -17,8 +17,7 @@ from ddp_doctor.records.spec import Spec
 # Larger models are not digested again and again.
 _LARGE = 5_000_000
 _MOST_SAVED = 20_000
-_MOST_SURVEYS = 4
-_OPTIMIZER = "(optimizer)"
+_MOST_SURVEYS, _DEEPEST = 4, 6
 
 
 class StateProbe:
@@ -27,7 +26,6 @@ class StateProbe:
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec
         self.optimizers: list[Optimizer] = []
-        self.schedulers: list[LRScheduler] = []
         # What the doctor records is no state of the program.
         self.others: list[Any] = [recorder.tensors]
         # Repetitions with interventions need none.
@@ -54,9 +52,8 @@ class StateProbe:
 
     def saved(self, content: Any) -> dict[str, Any]:
         """Returns what a saved value contains, and what it lacks."""
-        tensors, keys, optimizers = set[str](), set[str](), 0
-        for key, value in _walk(content):
-            keys.add(key)
+        tensors, optimizers = set[str](), 0
+        for value in _walk(content):
             if isinstance(value, torch.Tensor) and len(tensors) < _MOST_SAVED and value.numel() <= _LARGE:
                 tensors.add(digest(value))
             optimizers += isinstance(value, dict) and {"state", "param_groups"} <= value.keys()
@@ -73,13 +70,11 @@ class StateProbe:
         ]
         return {
             "tensors": sorted(tensors),
-            "keys": sorted(keys),
             "optimizers": optimizers,
             "weights": [digest(value) for value in trained],
             "states": self._states(),
             "copies": copies,
             "stateful": sum(bool(optimizer.state) for optimizer in used),
-            "schedulers": [type(scheduler).__name__ for scheduler in self.schedulers],
         }
 
     def _states(self) -> list[str]:
@@ -95,19 +90,12 @@ class StateProbe:
         return [value for owner in self.optimizers for group in owner.param_groups for value in group["params"]]
 
 
-def _walk(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yields the parts of a nested value with their keys."""
-    yield key, value
-    if depth > 6:
-        return
-    if isinstance(value, dict):
-        # The steps of an optimizer's state are no position of the training.
-        inside = key == _OPTIMIZER or {"state", "param_groups"} <= value.keys()
-        for name, part in list(value.items()):
-            yield from _walk(part, _OPTIMIZER if inside else str(name), depth + 1)
-    elif isinstance(value, list | tuple):
-        for part in value[:2000]:
-            yield from _walk(part, key, depth + 1)
+def _walk(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yields the parts of a nested value."""
+    yield value
+    parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for part in parts[:_MOST_SAVED] if depth <= _DEEPEST else ():
+        yield from _walk(part, depth + 1)
 
 
 def _copies(
@@ -116,7 +104,7 @@ def _copies(
     """Returns the modules, dictionaries and lists that hold tensors of the weights' shapes, but not the weights."""
     known = {id(value) for value in trained} | {id(value.grad) for value in trained}
     known |= {id(part) for owner in optimizers for state in owner.state.values() for part in state.values()}
-    shapes = sorted(tuple(value.shape) for value in trained)
+    shapes = Counter(value.shape for value in trained)
     found: list[tuple[Any, str, list[torch.Tensor]]] = []
     objects = gc.get_objects()
     # Not isinstance, which asks the object: proxies and deprecated objects answer with warnings and imports.
@@ -127,19 +115,11 @@ def _copies(
         tensors: list[Any] = []
         if issubclass(type(owner), nn.Module):
             tensors = [] if id(owner) in inner else list(owner.parameters())
-        elif type(owner) in {dict, list} and len(shapes) <= len(owner) <= 2 * len(shapes) and id(owner) not in covered:
+        elif type(owner) in {dict, list} and 1 <= len(owner) / len(trained) <= 2 and id(owner) not in covered:
             parts = list(owner.values()) if isinstance(owner, dict) else owner
             tensors = parts if all(type(part) is torch.Tensor for part in parts) else []
-        same = sorted(tuple(value.shape) for value in tensors) if tensors else []
-        if tensors and _contains(same, shapes) and not any(id(value) in known for value in tensors):
+        if not tensors or shapes - Counter(value.shape for value in tensors):
+            continue
+        if not any(id(value) in known for value in tensors):
             found.append((owner, type(owner).__name__, list(tensors)))
     return found
-
-
-def _contains(shapes: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> bool:
-    rest = list(shapes)
-    for shape in wanted:
-        if shape not in rest:
-            return False
-        rest.remove(shape)
-    return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,8 +24,8 @@ _MOST_PARTS = 16
 # Of more values without an optimizer, one parameter is followed; of larger models, tensors are recorded in the first
 # step alone.
 _LARGE = 5_000_000
-# The steps of a run whose tensors are recorded, and of a schedule after the last step that the program makes.
-_MOST_STEPS, _AHEAD = 6, 2_000
+# The steps of a run whose tensors are recorded.
+_MOST_STEPS = 6
 
 
 class GradientProbe:
@@ -45,7 +44,6 @@ class GradientProbe:
         self.micro: dict[int, list[tuple[int, torch.Tensor]]] = {}
         self.stale: set[int] = set()
         self.passes = 0
-        self.weights = [float(weight) for weight in spec.interventions.get("weights", ())]
         self._hooked: dict[int, torch.Tensor] = {}
         self._applied, self._reached = set[int](), set[int]()
 
@@ -89,7 +87,7 @@ class GradientProbe:
             found = found[:1]
         return [(id(parameter), digest(parameter)) for parameter in found]
 
-    def _on_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+    def _on_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         known = self.local.get(id(parameter))
         if self.recorder.step < self.spec.steps and self.spec.purpose == "numbers":
             self.micro.setdefault(id(parameter), []).append((self.passes - 1, gradient.detach().clone()))
@@ -101,11 +99,10 @@ class GradientProbe:
                 self._applied.discard(id(parameter))
         new = gradient.detach()
         self.local[id(parameter)] = new.clone() if known is None else known + new
-        return gradient * self.weights[self.recorder.rank] if self.weights else None
 
 
 class ScheduleProbe:
-    """Records each step of a schedule, and at the end what it would have become.
+    """Records each step of a schedule.
 
     Attributes:
         known: The schedules, in the order of their first steps.
@@ -114,8 +111,6 @@ class ScheduleProbe:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.known: list[LRScheduler] = []
-        self._calls: Counter[int] = Counter()
-        self._is_ahead = False
 
     def install(self) -> None:
         """Installs the probe."""
@@ -126,30 +121,8 @@ class ScheduleProbe:
         with suppress(TypeError, ValueError):
             self.recorder.add("metric of schedule", name=type(scheduler).__name__, value=float(metrics))
 
-    def look_ahead(self) -> None:
-        """Records the learning rates of the steps that a whole training run makes; nothing trains afterwards."""
-        self._is_ahead = True
-        for number, scheduler in enumerate(self.known):
-            if not type(scheduler).__module__.startswith("torch."):
-                # A class of the program may need the other ranks.
-                continue
-            group = scheduler.optimizer.param_groups[0]
-            base, rates = group.get("initial_lr"), [float(group["lr"])]
-            # OneCycleLR has a last step, and a schedule of the program may need more than its own state.
-            with suppress(Exception):
-                while base and len(rates) < _AHEAD:
-                    scheduler.step()
-                    rates.append(float(group["lr"]))
-            if base:
-                rates = [rate / float(base) for rate in rates]
-                self.recorder.add("ahead", calls=self._calls[number], rates=rates)
-
     def _on_step(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
-        if not self._is_ahead:
-            number = number_of(scheduler, self.known)
-            # torch makes the first call, before any optimizer step.
-            self._calls[number] += self.recorder.step > 0
-            self.recorder.add("scheduler", scheduler=number)
+        self.recorder.add("scheduler", scheduler=number_of(scheduler, self.known))
 
 
 class StepProbe:
@@ -174,7 +147,7 @@ class StepProbe:
         self.gradients = GradientProbe(recorder, spec)
         self.state = StateProbe(recorder, spec)
         self.schedules = ScheduleProbe(recorder)
-        self.state.optimizers, self.state.schedulers = self.optimizers, self.schedules.known
+        self.state.optimizers = self.optimizers
         self.state.others += [self.gradients.local, self.gradients.micro]
 
     def install(self) -> None:
@@ -243,14 +216,10 @@ class StepProbe:
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
             self.gradients.watch(_parameters(optimizer))
-        if optimizer in self._stepping:
-            # Its last step raised an exception.
-            self._stepping.clear()
         self._stepping.append(optimizer)
         if len(self._stepping) > 1:
             # A part of another optimizer, which records the step: a sharded optimizer has one with its own shard.
-            own = set(map(id, _parameters(optimizer)))
-            self.recorder.add("part", keys=[key for key, value in self.parameters().items() if id(value) in own])
+            self.recorder.add("part")
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:

@@ -12,11 +12,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ddp_doctor.after_import import after_import
-from ddp_doctor.probes.reports import logged_name
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.probes.written_files import rows_of_file
 from ddp_doctor.records.recorder import Recorder
-from ddp_doctor.records.spec import Spec
+from ddp_doctor.records.spec import Spec, logged_name
 from ddp_doctor.torch_internals import tree_leaves
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sized
@@ -27,7 +26,8 @@ class FileProbe:
 
     def __init__(self, recorder: Recorder, state: StateProbe) -> None:
         self.recorder, self._state = recorder, state
-        self._locks = Locks(lambda path: self.recorder.add("lock", path=path))
+        # Files that were locked, or created exclusively.
+        self._locks: set[str] = set()
 
     def install(self) -> None:
         """Installs the probes."""
@@ -44,7 +44,7 @@ class FileProbe:
         # The names of the arguments are torch's.
         if isinstance(f, str | os.PathLike):
             path = str(Path(f).absolute())
-            values = {"locks": self._locks.held(), "rows": rows_of(obj), "stack": user_stack(), "by": caller()}
+            values = {"locks": self._held(), "rows": rows_of(obj), "stack": user_stack(), "by": caller()}
             self.recorder.add("save", path=path, **values)
         result = original(obj, f, *args, **kwargs)
         if content.get("optimizers"):
@@ -52,16 +52,33 @@ class FileProbe:
         return result
 
     def _on_audit(self, event: str, args: Any) -> None:
-        self._locks.see(event, args)
+        if event in {"fcntl.flock", "fcntl.lockf"}:
+            path = _path_of(args[0])
+            if args[1] & fcntl.LOCK_UN:
+                self._locks.discard(path)
+            elif path:
+                self._add_lock(path)
         if event != "open" or not isinstance(args[0], str) or not isinstance(args[2], int):
             return
+        path = os.path.abspath(args[0])  # noqa: PTH100
+        if args[2] & os.O_EXCL:
+            self._add_lock(path)
         others = ("/dev/", "/proc/", "/sys/", str(self.recorder.folder))
         if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[0].startswith(others):
             mode = args[1] if isinstance(args[1], str) else ""
-            path = os.path.abspath(args[0])  # noqa: PTH100
             # What a library opens by itself is not the user's doing.
             if user_place() and (is_called_by_user() or not is_cached(path, os.environ)):
-                self.recorder.add("open", path=path, mode=mode, locks=self._locks.held(), by=caller())
+                self.recorder.add("open", path=path, mode=mode, locks=self._held(), by=caller())
+
+    def _add_lock(self, path: str) -> None:
+        self._locks.add(path)
+        self.recorder.add("lock", path=path)
+
+    def _held(self) -> list[str]:
+        """Returns the locks that this process holds: their files are still open."""
+        if not self._locks:
+            return []
+        return sorted(self._locks & {_path_of(int(number)) for number in os.listdir("/proc/self/fd")})  # noqa: PTH208
 
 
 # Variables of the environment that name the folder of a library's cache; others have CACHE in their names.
@@ -94,51 +111,12 @@ def rows_of(content: Any, depth: int = 0) -> list[int]:
 
 
 def rows_of_file(path: Path) -> list[int]:
-    """Returns the numbers of rows that a file has as text (with or without a header), JSON, or NumPy array."""
+    """Returns the numbers of rows that a file of text has, with or without a header."""
     with suppress(OSError, ValueError):
-        if not path.is_file() or path.stat().st_size > _LARGE:
-            return []
-        if path.suffix == ".npy":
-            return rows_of(np.load(path, mmap_mode="r"))
-        text = path.read_text()
-        if path.suffix == ".json":
-            return rows_of(json.loads(text))
-        lines = len([line for line in text.splitlines() if line.strip()])
-        return [lines, lines - 1]
+        if path.is_file() and path.stat().st_size <= _LARGE:
+            lines = len([line for line in path.read_text().splitlines() if line.strip()])
+            return [lines, lines - 1]
     return []
-
-
-class Locks:
-    """Follows the audit events of locks.
-
-    Args:
-        on_lock: Called with the path of each file that is locked or created exclusively.
-    """
-
-    def __init__(self, on_lock: Callable[[str], object]) -> None:
-        self._on_lock = on_lock
-        self._paths: set[str] = set()
-
-    def see(self, event: str, args: Any) -> None:
-        """Takes an audit event of Python."""
-        if event in {"fcntl.flock", "fcntl.lockf"}:
-            path = _path_of(args[0])
-            if args[1] & fcntl.LOCK_UN:
-                self._paths.discard(path)
-            elif path:
-                self._add(path)
-        elif event == "open" and isinstance(args[0], str) and isinstance(args[2], int) and args[2] & os.O_EXCL:
-            self._add(os.path.abspath(args[0]))  # noqa: PTH100
-
-    def held(self) -> list[str]:
-        """Returns the locks that this process holds: their files are still open."""
-        if not self._paths:
-            return []
-        return sorted(self._paths & {_path_of(int(number)) for number in os.listdir("/proc/self/fd")})  # noqa: PTH208
-
-    def _add(self, path: str) -> None:
-        self._paths.add(path)
-        self._on_lock(path)
 
 
 def _path_of(descriptor: int) -> str:

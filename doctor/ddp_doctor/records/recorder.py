@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 import sys
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed
 
 from ddp_doctor.records.spec import PACKAGE
 from ddp_doctor.torch_internals import without_modes
@@ -99,7 +97,7 @@ def is_user_file(path: str) -> bool:
     return bool(path) and not path.startswith(("<", *_LIBRARIES))
 
 
-def _frames() -> Iterator[FrameType]:
+def frames() -> Iterator[FrameType]:
     """Yields the frames of this thread, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -109,7 +107,7 @@ def _frames() -> Iterator[FrameType]:
 
 def user_frames() -> Iterator[FrameType]:
     """Yields the frames of the user's code, the innermost first."""
-    return (frame for frame in _frames() if is_user_file(frame.f_code.co_filename))
+    return (frame for frame in frames() if is_user_file(frame.f_code.co_filename))
 
 
 def user_stack() -> list[str]:
@@ -127,19 +125,13 @@ def user_place() -> str:
 def caller() -> str:
     """Returns the library's function that the user's code has called, as `file:name`; empty if there is none."""
     found = ""
-    for frame in _frames():
+    for frame in frames():
         path = frame.f_code.co_filename
         if is_user_file(path):
             return found
         if not path.startswith(PACKAGE):
             found = f"{path}:{frame.f_code.co_name}"
     return ""
-
-
-def generator_of_user() -> FrameType | None:
-    """Returns the frame of the user's code that runs, if it is that of a generator function."""
-    frame = next(user_frames(), None)
-    return frame if frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR else None
 
 
 def is_called_by_user() -> bool:
@@ -154,7 +146,7 @@ def is_called_near_user(most: int = 5) -> bool:
         most: Most functions between them, as those of `Accelerator.print`.
     """
     between = 0
-    for frame in _frames():
+    for frame in frames():
         if is_user_file(frame.f_code.co_filename):
             return True
         between += not frame.f_code.co_filename.startswith(PACKAGE)
@@ -231,10 +223,3 @@ def sample_digests(leaves: list[Any]) -> list[str]:
     if len(sizes) != 1:
         return []
     return [digest([tensor[row] for tensor in tensors]) for row in range(sizes.pop())]
-
-
-def world() -> tuple[int, int]:
-    """Returns the rank and the number of ranks of the process group, or (0, 1) without one."""
-    if distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1

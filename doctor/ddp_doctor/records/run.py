@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.spec import PACKAGE, Spec
 
 # What a rank says when it has lost another one.
@@ -240,12 +239,11 @@ def load_record(folder: Path, rank: int, code: int | None, part: str = "") -> Ra
         warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
         if path.exists():
             loaded = torch.load(path, "cpu", weights_only=False, mmap=True)
-    output, stack, lines = (
-        _text(folder / name) for name in (f"output{rank}.txt", f"stack{rank}.txt", f"journal{rank}.jsonl")
-    )
+    names = (f"output{rank}.txt", "output.txt", f"stack{rank}.txt", f"journal{rank}.jsonl")
+    own, common, stack, lines = (_text(folder / name) for name in names)
     # The last line of a process that was killed may be incomplete.
     journal = [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith("\n")]
-    return RankRecord(rank, loaded["events"], loaded["tensors"], output, stack, code, journal)
+    return RankRecord(rank, loaded["events"], loaded["tensors"], own or common, stack, code, journal)
 
 
 def _text(path: Path) -> str:

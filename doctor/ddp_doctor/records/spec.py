@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import pickle
+import re
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddp_doctor.errors import InputError
 
 PACKAGE = str(Path(__file__).parents[1])
-_FILE = "spec.json"
+_FILE = "spec"
 # The environment variable that names the folder of a run to the processes of a command.
 FOLDER = "DDP_DOCTOR_RUN"
+# The name of the generators that the program has created.
+OWN = "a generator that the program has created"
+# What follows the word of a number in parentheses.
+BRACKETED = " in parentheses"
+# What Lightning adds to the name under which a module logs a value.
+_ADDED = re.compile(r"(_step|_epoch)?(/dataloader_idx_\d+)?$")
 # Times the steps per epoch, for what a program does every few steps only.
 _LONGER = 8
 
@@ -98,15 +105,18 @@ class Spec:
 
     def write(self, folder: Path) -> None:
         """Writes the file that `read` reads."""
-        (folder / _FILE).write_text(json.dumps(asdict(self)))
+        (folder / _FILE).write_bytes(pickle.dumps(self))
 
 
 def read(folder: Path) -> Spec:
     """Reads what `Spec.write` wrote."""
-    values = json.loads((folder / _FILE).read_text())
-    target = values.pop("target")
-    args, command = (tuple(target.pop(name)) for name in ("args", "command"))
-    return Spec(Target(**target, args=args, command=command), **values)
+    found: Spec = pickle.loads((folder / _FILE).read_bytes())  # noqa: S301
+    return found
+
+
+def logged_name(name: str) -> str:
+    """Returns the name under which a module logs a metric of Lightning's Trainer."""
+    return _ADDED.sub("", name)
 
 
 def target_name(target: Any) -> str:

@@ -12,18 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
-# How often a pattern is right: the first ones change the exit code, the last ones need a look.
-HIGH, MEDIUM, HINT = "high", "medium", "hint"
+from ddp_doctor.findings import Verdict
+
+# How often a pattern is right: the first ones change the exit code.
+HIGH, MEDIUM = Verdict.FAULT, Verdict.UNCLEAR
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Loop = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _RANK = re.compile(
     r"rank|gpu|device|main|master|primary|chief|leader|is_root|is_zero|proc(ess)?_?(id|index)|writer|coordinator"
-)
-_RANK_NUMBER = re.compile(r"(.*[._])?((global|world|local|node)_?)?rank(\(.*\))?|.*process_index")
-_MAIN = re.compile(
-    r"(.*[._])?is_(main|master|global_zero|rank_?(0|zero)|primary)(_?(process|rank|proc|node))?(\(.*\))?"
 )
 
 
@@ -34,12 +32,12 @@ class Likely:
     Attributes:
         node: The place.
         message: What is read there, in one sentence.
-        precision: `HIGH`, `MEDIUM` or `HINT`.
+        precision: `HIGH` or `MEDIUM`.
     """
 
     node: ast.expr | ast.stmt
     message: str
-    precision: str = HIGH
+    precision: Verdict = HIGH
 
 
 class Program:
@@ -61,25 +59,18 @@ class Program:
         return any(map(self._mentioned.__getitem__, words))
 
     @cached_property
-    def framework(self) -> bool:
-        """Whether a framework owns the loop: it wraps, samples, clears and saves."""
-        return any(file.has_framework for file in self.files)
-
-    @cached_property
     def distributed(self) -> bool:
-        """Whether the program communicates by means of torch itself."""
-        return any(file.communicates for file in self.files) and not self.framework
+        """Whether the program communicates by means of torch itself, and no framework owns the loop."""
+        communicates = any(file.communicates for file in self.files)
+        return communicates and not any(_FRAMEWORK.search(file.text) for file in self.files)
 
     @cached_property
     def definitions(self) -> dict[str, list[ast.AST]]:
         """The functions and methods by name."""
         found: dict[str, list[ast.AST]] = defaultdict(list)
-        todo = [node for file in self.files for node in file.tree.body]
-        while todo:
-            node = todo.pop()
+        for node in (node for file in self.files for node in ast.walk(file.tree)):
             if isinstance(node, _FUNCTIONS):
                 found[node.name].append(node)
-            todo += [*getattr(node, "body", ()), *getattr(node, "orelse", ())] if isinstance(node, _OPEN) else []
         return found
 
 
@@ -112,11 +103,6 @@ class SourceFile:
         return bool(_COMMUNICATES.search(self.text))
 
     @cached_property
-    def has_framework(self) -> bool:
-        """Whether the file itself imports a framework that owns the loop."""
-        return bool(_FRAMEWORK.search(self.text))
-
-    @cached_property
     def aliases(self) -> dict[str, str]:
         """What the imported names mean, such as `torch.nn.functional` for `F`."""
         found: dict[str, str] = {}
@@ -131,17 +117,7 @@ class SourceFile:
 
     @cached_property
     def _parents(self) -> dict[ast.AST, ast.AST]:
-        found: dict[ast.AST, ast.AST] = {}
-        todo: list[ast.AST] = [self.tree]
-        # `ast.walk` takes twice as long.
-        for node in todo:
-            for name in node._fields:
-                value = getattr(node, name, None)
-                for child in value if isinstance(value, list) else (value,):
-                    if isinstance(child, ast.AST) and not isinstance(child, ast.expr_context):
-                        found[child] = node
-                        todo.append(child)
-        return found
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @property
     def nodes(self) -> Iterable[ast.AST]:
@@ -236,37 +212,21 @@ class SourceFile:
         values = [value for one in names for _, value in self.assigned(one)]
         return any(_RANK.search(ast.unparse(one).lower()) for one in [test, *values])
 
-    def rank_guard(self, node: ast.AST) -> ast.expr | None:
-        """Returns the condition on the rank under which a statement of a function is reached, if there is one."""
+    def guarded_by_rank(self, node: ast.AST) -> bool:
+        """Returns whether a statement of a function is reached under a condition on the rank."""
         scope, inner = self.scope(node), node
         for one in self.above(node):
-            if (
-                isinstance(one, ast.If | ast.IfExp | ast.While)
-                and inner is not one.test
-                and self.decides_by_rank(one.test)
-            ):
-                return one.test
+            tests = [one.test] if isinstance(one, ast.If | ast.IfExp | ast.While) and inner is not one.test else []
             for block in (getattr(one, name, None) for name in ("body", "orelse", "finalbody")):
-                for before in block[: block.index(inner)] if isinstance(block, list) and inner in block else ():
-                    leaves = isinstance(before, ast.If) and any(isinstance(last, _LEAVES) for last in before.body[-1:])
-                    if leaves and self.decides_by_rank(before.test):
-                        return before.test
+                earlier = block[: block.index(inner)] if isinstance(block, list) and inner in block else []
+                blocks = [before for before in earlier if isinstance(before, ast.If)]
+                tests += [before.test for before in blocks if isinstance(before.body[-1], _LEAVES)]
+            if any(map(self.decides_by_rank, tests)):
+                return True
             if one is scope:
                 break
             inner = one
-        marks = [ast.unparse(mark).lower() for mark in getattr(scope, "decorator_list", ())]
-        return ast.Constant(value=True) if any(map(_RANK.search, marks)) else None
-
-    def rank_zero_block(self, node: ast.AST) -> ast.If | None:
-        """Returns the `if rank == 0:` whose body contains a statement of the same function."""
-        scope, inner = self.scope(node), node
-        for one in self.above(node):
-            if isinstance(one, ast.If) and inner in one.body and is_rank_zero(one.test):
-                return one
-            if one is scope:
-                return None
-            inner = one
-        return None
+        return any(_RANK.search(ast.unparse(mark).lower()) for mark in getattr(scope, "decorator_list", ()))
 
     def excluded(self, one: ast.AST, other: ast.AST) -> bool:
         """Returns whether two nodes are in different branches of a condition."""
@@ -278,18 +238,13 @@ class SourceFile:
 
     def without_gradients(self, node: ast.AST) -> bool:
         """Returns whether a node is under `torch.no_grad()` or the like."""
-        return any(
-            _NO_GRAD.search(ast.unparse(part))
-            for one in self.above(node)
-            for part in (
-                [item.context_expr for item in one.items]
-                if isinstance(one, ast.With)
-                else getattr(one, "decorator_list", ())
-            )
-        )
+        parts = list[ast.expr]()
+        for one in self.above(node):
+            parts += getattr(one, "decorator_list", ())
+            parts += [item.context_expr for item in one.items] if isinstance(one, ast.With) else []
+        return any(_NO_GRAD.search(ast.unparse(part)) for part in parts)
 
 
-_OPEN = (ast.ClassDef, ast.If, ast.Try, ast.With)
 _NO_GRAD = re.compile(r"no_grad|inference_mode|set_grad_enabled")
 _COMMUNICATES = re.compile(r"\b(DistributedDataParallel|DDP|init_process_group)\s*\(")
 # Those whose loops are not the user's.
@@ -302,19 +257,6 @@ _FRAMEWORK = re.compile(
     r"|^[ \t]*from\s+transformers\b[^\n]*\bTrainer\b|\bTrainingArguments\(",
     re.MULTILINE,
 )
-
-
-def is_rank_zero(test: ast.expr) -> bool:
-    """Returns whether a condition holds on rank 0 only: `rank == 0`, `is_main_process()`, `not rank`."""
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return any(map(is_rank_zero, test.values))
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-        sides = [test.left, test.comparators[0]]
-        texts = [ast.unparse(side).lower() for side in sides]
-        return "0" in texts and any(map(_RANK_NUMBER.fullmatch, texts))
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return bool(_RANK_NUMBER.fullmatch(ast.unparse(test.operand).lower()))
-    return bool(_MAIN.fullmatch(ast.unparse(test).lower()))
 
 
 def last(function: ast.AST) -> str:

@@ -7,18 +7,16 @@ import gc
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from ddp_doctor.accepted import accept_comments
 from ddp_doctor.errors import InputError
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks
 from ddp_doctor.findings import CheckState, Finding, Report, Stage, State, Verdict
-from ddp_doctor.source.file import FRAMEWORK, HIGH, HINT, MEDIUM, Likely, Program, SourceFile
+from ddp_doctor.source.file import FRAMEWORK, Program, SourceFile
 
-Reader = Callable[[SourceFile], Iterator[Likely]]
-_VERDICTS = {HIGH: Verdict.FAULT, MEDIUM: Verdict.UNCLEAR, HINT: Verdict.NOTE}
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#(]+)|import[ \t]+([\w., \t]+))", re.MULTILINE
 )
@@ -33,20 +31,21 @@ def read(paths: Sequence[str]) -> Report:
         paths: Files and folders.
 
     Returns:
-        The report. What a precise pattern finds is a likely fault, and other findings are unclear or notes.
+        The report. What a precise pattern finds is a likely fault, and other findings are unclear.
 
     Raises:
         InputError: There is no such path, or a file that is named cannot be parsed.
     """
     begun = time.monotonic()
+    readers = {code: check.read for code, check in load_checks().items() if hasattr(check, "read")}
     # Its searches take longer than to parse the files.
     gc.disable()
     try:
         files = _load(paths)
         findings = [
-            Finding(code, _VERDICTS[likely.precision], f"Likely: {likely.message}", place=_place(file, likely.node))
+            Finding(code, likely.precision, f"Likely: {likely.message}", place=_place(file, likely.node))
             for file in files
-            for code, reader in readers().items()
+            for code, reader in readers.items()
             for likely in reader(file)
         ]
     finally:
@@ -55,49 +54,9 @@ def read(paths: Sequence[str]) -> Report:
     findings.sort(key=lambda finding: (order.index(finding.verdict), finding.place))
     seconds = time.monotonic() - begun
     stages = [Stage("reading", f"{len(files)} {'file' if len(files) == 1 else 'files'} read", seconds)]
-    states = [CheckState(code, State.MADE) for code in readers()]
+    states = [CheckState(code, State.MADE) for code in readers]
     report = Report(" ".join(paths), 0, findings, stages, states, seconds=seconds)
     return accept_comments(report)
-
-
-@cache
-def readers() -> dict[str, Reader]:
-    """Returns the function `read` of each fault that has one, by code.
-
-    The other functions of a fault need torch: of its file, only what `read` uses is run.
-    """
-    found = {}
-    for code, check in describe().items():
-        path = Path(__file__).parents[1] / "faults" / f"{check.module}.py"
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        defined = {name: node for node in tree.body for name in _names(node)}
-        used, todo = set[ast.stmt](), ["read"]
-        while todo:
-            node = defined.get(todo.pop())
-            if node and node not in used:
-                used.add(node)
-                names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
-                own = {one.id for one in names if isinstance(one.ctx, ast.Store)}
-                todo += [one.id for one in names if one.id not in own]
-        if used:
-            tree.body = [node for node in tree.body if node in used or _is_future(node)]
-            values: dict[str, Reader] = {}
-            exec(compile(tree, path, "exec"), values)  # noqa: S102
-            found[code] = values["read"]
-    return found
-
-
-def _names(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [name.asname or name.name.partition(".")[0] for name in node.names]
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
-
-
-def _is_future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def _place(file: SourceFile, node: ast.expr | ast.stmt) -> str:
@@ -150,11 +109,11 @@ def _opened(path: Path, *, named: bool) -> SourceFile | None:
         file = SourceFile(path, path.read_text(encoding="utf-8"))
         if named:
             ast.parse(file.text)
+        return file
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         if named:
             raise InputError(f"{path} cannot be read: {error}") from error
         return None
-    return file
 
 
 def _imports(file: SourceFile) -> Iterator[str]:

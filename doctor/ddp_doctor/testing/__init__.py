@@ -27,6 +27,8 @@ from ddp_doctor.testing.verdict import differences, report
 
 __all__ = ["assert_same_on_ranks"]
 _SPLITS = ("equal", "uneven", "padded")
+# Computes each of some calls on a rank of its own.
+Compute = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
 
 def assert_same_on_ranks(
@@ -75,56 +77,54 @@ def assert_same_on_ranks(
         torch.manual_seed(0)
         made = model if model is None or isinstance(model, nn.Module) else model()
         case = Case(function, copy.deepcopy(made).to("cpu").double() if made is not None else None, optimizer)
-        text = _compare(case, _wide(batch), n, splits, reference, timeout)
+        whole = _wide(batch)
+        order = _order(_rows(whole), n, splits)
+        # DistributedDataParallel asks; and with GPUs, a fork permits no backward pass after one in this process.
+        text = None
+        if not optimizer and not torch.cuda.is_available():
+            text = without_ranks(
+                lambda: _compare(case, whole, order, reference, lambda ranks: [rank() for rank in ranks])
+            )
+        if text is None:
+            with RandomReplay():
+                # The first operator, as an optimizer, imports what each fork would need seconds for.
+                torch.ones(1)
+            if case.model is not None and optimizer:
+                optimizer(case.model.parameters())
+            text = _compare(case, whole, order, reference, partial(on_ranks, timeout=timeout))
     if text:
         raise AssertionError(text)
 
 
-def _compare(case: Case, batch: Any, n: int, splits: str, reference: bool, timeout: float) -> str:
+def _compare(case: Case, batch: Any, order: Sequence[Sequence[int]], reference: bool, compute: Compute) -> str:
     rows = _rows(batch)
-    order = _order(rows, n, splits)
     shards = [_take(batch, rows, indices) for indices in order]
-    if case.model is not None and case.optimizer:
-        # Its import takes a second, which each fork would need.
-        case.optimizer(case.model.parameters())
-
-    def in_turn(records: bool) -> list[Outcome]:
-        ranks = [evaluate(case, shard, records=records) for shard in shards]
-        draws = [rank.draws for rank in ranks] if records else None
-        return [*ranks, evaluate(case, batch, draws, records=records)]
-
-    # DistributedDataParallel asks; and with GPUs, a fork permits no backward pass after one in this process.
-    found = None if case.optimizer or torch.cuda.is_available() else without_ranks(partial(in_turn, False))
-    if found and any(outcome.drew for outcome in found):
-        found = without_ranks(partial(in_turn, True))
+    main: list[Outcome] = compute([partial(evaluate, case, shard) for shard in shards])
+    draws = [rank.draws for rank in main]
+    (one,) = compute([partial(evaluate, case, batch, draws)])
+    found = differences(case, main, one)
     if not found:
-        quick = partial(partial, evaluate, case, records=False)
-        found = [*chain(*on_ranks([[quick(shard) for shard in shards], [quick(batch)]], timeout))]
-    if not differences(case, found[:-1], found[-1]):
         return ""
-    with RandomReplay():
-        # The first operator imports what each fork would need seconds for.
-        torch.ones(1)
-    (ranks,) = on_ranks([[partial(_measure, case, shard, None) for shard in shards]], timeout)
-    draws = [rank["main"].draws for rank in ranks]
-    padded = _take(batch, rows, [*chain(*order)])
 
     def on_one() -> tuple[dict[str, Outcome], list[Outcome]]:
-        whole = _measure(case, batch, draws) | {"padded": evaluate(case, padded, draws)}
-        return whole, [evaluate(case, shard, [own]) for shard, own in zip(shards, draws, strict=True)]
+        padded = evaluate(case, _take(batch, rows, [*chain(*order)]), draws)
+        alone = [evaluate(case, shard, [own]) for shard, own in zip(shards, draws, strict=True)]
+        return _measure(case, batch, draws, one) | {"padded": padded}, alone
 
-    (((one, alone),),) = on_ranks([[on_one]], timeout)
-    return report(case, ranks, one, alone, reference=reference)
+    ranks = compute([partial(_measure, case, shard, None, own) for shard, own in zip(shards, main, strict=True)])
+    ((whole, alone),) = compute([on_one])
+    return report(case, ranks, whole, alone, found, reference=reference)
 
 
-def _measure(case: Case, shard: Any, draws: Any) -> dict[str, Outcome]:
+def _measure(case: Case, shard: Any, draws: Any, main: Outcome) -> dict[str, Outcome]:
     """Returns what the function computes, by how, as `report` describes it."""
-    main = evaluate(case, shard, draws)
+    found = {"main": main, "again": evaluate(case, shard, draws)}
+    if case.model is None or main.gradient is None:
+        return found
     step = move(main.bits)
-    shifts = {"again": 0.0} if main.gradient is None else {"again": 0.0, "plus": step, "minus": -step}
-    found = {"main": main} | {name: evaluate(case, shard, draws, shift=shift) for name, shift in shifts.items()}
-    norms = [part for part in case.model.modules() if isinstance(part, _BatchNorm)] if case.model is not None else []
-    return found | ({"over": evaluate(case, shard, draws, over=True)} if norms and main.gradient is not None else {})
+    found |= {name: evaluate(case, shard, draws, shift=to) for name, to in (("plus", step), ("minus", -step))}
+    norms = any(isinstance(part, _BatchNorm) for part in case.model.modules())
+    return found | ({"over": evaluate(case, shard, draws, over=True)} if norms else {})
 
 
 def _each(batch: Any, function: Callable[[Any], Any]) -> Any:
@@ -159,10 +159,9 @@ def _rows(batch: Any) -> int:
 
 def _order(rows: int, n: int, splits: str) -> list[list[int]]:
     """Returns the samples of each rank."""
-    if (rows % n == 0) is (splits == "padded"):
+    if splits != "uneven" and (rows % n == 0) is (splits == "padded"):
         hint = "leave one out" if splits == "padded" else "or choose another of `splits`"
-        if splits != "uneven":
-            raise InputError(f"{rows} samples on {n} ranks: {hint}.")
+        raise InputError(f"{rows} samples on {n} ranks: {hint}.")
     if splits == "padded":
         return [[*range(rows), *range(n - rows % n)][rank::n] for rank in range(n)]
     sizes = [rows // n + (rank < rows % n) for rank in range(n)]

@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from numbers import Number
@@ -32,7 +32,6 @@ from ddp_doctor.probes.modules import normalize_over_ranks
 
 # Which random numbers they are does not matter.
 _SEED = 0
-_ASKING = "ddp_doctor_asking"
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -41,26 +40,10 @@ class _AskedError(BaseException):
 
 
 class _AskingGroup(dist.ProcessGroup):
-    """A process group whose rank and size are asked before any collective."""
+    """A process group of which whatever is asked is a question about ranks."""
 
-    asks = False
-
-    def rank(self) -> int:
-        """Returns the rank while the group is made."""
-        if self.asks:
-            raise _AskedError
-        return 0
-
-    def size(self) -> int:
-        """Returns the number of ranks while the group is made."""
-        return self.rank() + 1
-
-    def getBackendName(self) -> str:  # noqa: N802
-        """Returns the name of the backend."""
-        return _ASKING
-
-
-dist.Backend.register_backend(_ASKING, lambda *_: _AskingGroup(0, 1), devices=["cpu"])
+    def __getattribute__(self, name: str) -> Any:
+        raise _AskedError
 
 
 class _AskingEnvironment(type(os.environ)):  # type: ignore[misc]
@@ -99,15 +82,14 @@ class Outcome:
         gradient: That of the loss by all trained parameters, or what the optimizer got in its first step.
         state: The weights and buffers after it.
         bits: Those of the loss.
-        drew: Whether it drew random numbers; `draws` has them if they were recorded.
-        failures: Why its draws could not be those of the ranks.
+        draws: Its random draws.
+        failures: Why these could not be those of the ranks.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     gradient: torch.Tensor | None = None
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     bits: int = 64
-    drew: bool = False
     draws: list[Draw] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -134,7 +116,6 @@ def evaluate(
     shard: Any,
     draws: Sequence[Sequence[Draw]] | None = None,
     *,
-    records: bool = True,
     shift: float = 0.0,
     over: bool = False,
 ) -> Outcome:
@@ -144,7 +125,6 @@ def evaluate(
         case: The function.
         shard: Its samples.
         draws: Those of the ranks, which are joined and replace those of this call.
-        records: Whether draws are recorded or replaced, which makes each operator slower.
         shift: How far the parameters are moved in the `direction`.
         over: Whether batch norm uses the statistics of all ranks.
     """
@@ -179,11 +159,9 @@ def evaluate(
         backward(loss, *args, **kwargs)
 
     _seed()
-    state = torch.get_rng_state()
     tape.recording = True
     tape.replay(draws)
-    recorded: Any = tape if records else nullcontext()
-    with mock.patch.object(torch.Tensor, "backward", see), recorded:
+    with mock.patch.object(torch.Tensor, "backward", see), tape:
         result = function(*arguments)
         if isinstance(result, torch.Tensor) and result.requires_grad and not case.optimizer:
             if result.numel() != 1 or model is None:
@@ -199,7 +177,7 @@ def evaluate(
         found.values = dict(_numbers(result))
     if model is not None:
         found.state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    found.drew, found.draws, found.failures = not torch.equal(state, torch.get_rng_state()), tape.draws, tape.failures
+    found.draws, found.failures = tape.draws, tape.failures
     return found
 
 
@@ -238,59 +216,48 @@ def conditions() -> Iterator[None]:
         yield
 
 
-def without_ranks(compute: Callable[[], Any]) -> Any:
+def without_ranks(compute: Callable[[], str]) -> str | None:
     """Returns what a call computes in this process, or None if it asks about ranks."""
-    dist.init_process_group(_ASKING, store=dist.HashStore(), rank=0, world_size=1)
-    group, environment, kind = dist.group.WORLD, os.environ, type(os.environ)
-    assert isinstance(group, _AskingGroup)
+    environment, kind = os.environ, type(os.environ)
     try:
-        group.asks = True
+        dist.group.WORLD = _AskingGroup(0, 1)
         environment.__class__ = _AskingEnvironment
         return compute()
     except _AskedError:
         return None
     finally:
-        group.asks, environment.__class__ = False, kind
-        dist.destroy_process_group()
+        dist.group.WORLD, environment.__class__ = None, kind
 
 
-def on_ranks(worlds: Sequence[Sequence[Callable[[], Any]]], timeout: float) -> list[list[Any]]:
+def on_ranks(computations: Sequence[Callable[[], Any]], timeout: float) -> list[Any]:
     """Computes each on its rank, which is a fork of this process, and leaves no process behind.
 
     Args:
-        worlds: The computations of the ranks of each process group; the groups run side by side.
+        computations: Those of the ranks.
         timeout: Seconds for all of them.
 
     Raises:
         AssertionError: A rank raises, ends, or waits for others that do not come.
         InputError: A rank rejects the function.
     """
-    deadline, started = time.monotonic() + timeout, list[Any]()
+    deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory(prefix="ddp-doctor-") as name, warnings.catch_warnings():
         # Python warns of forks where there are threads; those of torch do not outlive a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
-        folders = [Path(name) / str(number) for number in range(len(worlds))]
+        folder = Path(name)
+        context = start_processes(_serve, (computations, folder, timeout), len(computations), False, True, "fork")
         try:
-            for folder, ranks in zip(folders, worlds, strict=True):
-                folder.mkdir()
-                arguments = ranks, folder, timeout
-                context = start_processes(_serve, arguments, len(ranks), False, True, "fork")
-                started.append(context)
-            for context, folder in zip(started, folders, strict=True):
-                while not context.join(max(0.0, deadline - time.monotonic())):
-                    if time.monotonic() >= deadline:
-                        raise AssertionError(_waiting(folder))
+            while not context.join(max(0.0, deadline - time.monotonic())):
+                if time.monotonic() >= deadline:
+                    raise AssertionError(_waiting(folder))
         except (ProcessRaisedException, ProcessExitedException) as error:
             raise AssertionError(f"On several ranks, the function fails: {error}") from None
         finally:
-            for process in [process for context in started for process in context.processes]:
+            for process in context.processes:
                 process.kill()
                 process.join()
-        found = [
-            [torch.load(folder / str(rank), weights_only=False) for rank in range(len(ranks))]
-            for folder, ranks in zip(folders, worlds, strict=True)
-        ]
-    for rejected in [result for results in found for result in results if isinstance(result, InputError)]:
+        found = [torch.load(folder / str(rank), weights_only=False) for rank in range(len(computations))]
+    for rejected in [result for result in found if isinstance(result, InputError)]:
         raise rejected
     return found
 

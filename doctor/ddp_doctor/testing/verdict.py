@@ -8,14 +8,13 @@ from math import isclose, isnan
 import torch
 
 from ddp_doctor.errors import InputError
-from ddp_doctor.faults import describe
+from ddp_doctor.faults import load_checks, short_fix
 from ddp_doctor.testing.ranks import Case, Outcome, direction, move
 
 # Relative, by the bits of the loss. In 64 bits healthy functions are below 1e-12; what a function computes in 32 bits
 # leaves 1e-8 to 2e-6.
 _SAME = {64: 1e-5, 32: 2e-4, 16: 0.05}
 _SAME_QUOTIENT = {64: 1e-3, 32: 0.05, 16: 0.2}
-_SAME_NUMBER = 1e-5
 # Least squares explain what they leave less of than so many times what counts as the same.
 _EXPLAINED = 10
 
@@ -38,20 +37,17 @@ def applied(case: Case, ranks: Sequence[Outcome]) -> list[torch.Tensor]:
 
 def differences(case: Case, ranks: Sequence[Outcome], one: Outcome) -> dict[str, float]:
     """Returns what differs from one process, by its name, with the relative amount; nothing if all is the same."""
-    if one.gradient is None:
-        found = {
-            name: max(distance(rank.values.get(name), value) for rank in ranks) for name, value in one.values.items()
-        }
-        return {name: amount for name, amount in found.items() if amount > _SAME_NUMBER}
-    found = {"gradient": max(distance(gradient, one.gradient) for gradient in applied(case, ranks))}
-    found["loss"] = distance(_loss(ranks), one.values["loss"])
-    before = case.model.state_dict() if case.model is not None else {}
-    floats = {name: value for name, value in before.items() if value.is_floating_point()}
-    # Where a gradient is noise, an update may be noise as well: compare with the largest one.
-    update = max((float((one.state[name] - value).norm()) for name, value in floats.items()), default=0.0)
-    for name, value in one.state.items():
-        amount = max(float((rank.state[name].double() - value.double()).norm()) for rank in ranks)
-        found[name] = amount / update if name in floats and update else amount
+    found = {name: max(distance(rank.values.get(name), value) for rank in ranks) for name, value in one.values.items()}
+    if one.gradient is not None:
+        found = {"gradient": max(distance(gradient, one.gradient) for gradient in applied(case, ranks))}
+        found["loss"] = distance(_loss(ranks), one.values["loss"])
+        before = case.model.state_dict() if case.model is not None else {}
+        floats = {name: value for name, value in before.items() if value.is_floating_point()}
+        # Where a gradient is noise, an update may be noise as well: compare with the largest one.
+        update = max((float((one.state[name] - value).norm()) for name, value in floats.items()), default=0.0)
+        for name, value in one.state.items():
+            amount = max(float((rank.state[name].double() - value.double()).norm()) for rank in ranks)
+            found[name] = amount / update if name in floats and update else amount
     return {name: amount for name, amount in found.items() if not amount <= _SAME[one.bits]}
 
 
@@ -64,6 +60,7 @@ def report(
     ranks: Sequence[Mapping[str, Outcome]],
     one: Mapping[str, Outcome],
     alone: Sequence[Outcome],
+    found: Mapping[str, float],
     *,
     reference: bool,
 ) -> str:
@@ -75,6 +72,7 @@ def report(
             and with batch norm `over` the ranks.
         one: The same on one process with all samples, and with the samples of all ranks, `padded`.
         alone: One process with the samples of each rank.
+        found: The differences.
         reference: Whether the ranks must agree with one process.
 
     Raises:
@@ -89,13 +87,10 @@ def report(
                 "The function computes something else when it is called again with the same weights, batch and seed: "
                 "it keeps a state, which has to be a part of `model`, or it draws from a generator without a seed."
             )
-    found = differences(case, main, whole)
     if whole.gradient is None:
-        return _metric(main, one, alone, found) if found else ""
+        return _metric(main, one, alone, found)
     own, share = _quotient(case, [one]), _quotient(case, ranks)
     same = isclose(share, own, rel_tol=_SAME_QUOTIENT[whole.bits])
-    if not found:
-        return ""
     if not reference and not isclose(own, 1, rel_tol=_SAME_QUOTIENT[whole.bits]):
         raise InputError(
             f"On one process, the gradient is {own:.3g} times the derivative of the loss, as with a stopped gradient: "
@@ -193,18 +188,18 @@ def _metric(
     values, own = ([outcome.values.get(name) for outcome in of] for of in (ranks, alone))
     known = [value for value in own if value is not None]
     mean = torch.stack(known).mean(0) if len({value.shape for value in known}) == 1 else None
-    causes = {
-        ("LD023", "samples that make the shards equal count twice"): [one["padded"].values.get(name)] * len(own),
-        ("LD024", "each rank has the value of its own samples"): own,
-        ("LD024", "the mean of the values of the ranks"): [mean] * len(own),
-        ("LD024", "neither the value of all samples nor that of a rank"): values,
-    }
-    (code, what), _ = next(
-        (cause, expected)
-        for cause, expected in causes.items()
-        if max(distance(value, other) for value, other in zip(values, expected, strict=True)) <= _SAME_NUMBER
-        and (expected is values or None not in expected)
-    )
+
+    def are(expected: Sequence[torch.Tensor | None]) -> bool:
+        pairs = zip(values, expected, strict=True)
+        return None not in expected and max(distance(*pair) for pair in pairs) <= _SAME[64]
+
+    if are([one["padded"].values.get(name)] * len(own)):
+        code, what = "LD023", "samples that make the shards equal count twice"
+    elif are(own):
+        code, what = "LD024", "each rank has the value of its own samples"
+    else:
+        is_mean = are([mean] * len(own))
+        code, what = "LD024", "the mean of the values of the ranks" if is_mean else "not the value of all samples"
     lines = [
         f"{name}: {_shown(one['main'].values[name])} on one process, "
         + ", ".join(f"{_shown(rank.values.get(name))} on rank {number}" for number, rank in enumerate(ranks))
@@ -220,6 +215,6 @@ def _shown(value: torch.Tensor | None) -> str:
 
 
 def _text(code: str, what: str, lines: Sequence[str]) -> str:
-    check = describe()[code]
+    check = load_checks()[code]
     shown = [*lines[:6], *([f"and {len(lines) - 6} more"] if len(lines) > 6 else [])]
-    return "\n".join([f"{code} {check.title}: {what}", *(f"  {line}" for line in shown), f"  Fix: {check.short_fix}"])
+    return "\n".join([f"{code} {check.TITLE}: {what}", *(f"  {line}" for line in shown), f"  Fix: {short_fix(check)}"])

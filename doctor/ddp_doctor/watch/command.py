@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from ddp_doctor.errors import InputError
 from ddp_doctor.findings import Finding, Report
 from ddp_doctor.flags import Parser
 from ddp_doctor.output.terminal import print_text
+from ddp_doctor.processes import recorded_signals
 from ddp_doctor.watch.comparison import WatchedRanks
 
 _SITE = Path(__file__).parents[1] / "launch" / "site"
@@ -76,25 +78,20 @@ def _run(command: list[str], folder: Path, ranks: WatchedRanks) -> int:
     if command[0] in {"python", "python3"}:
         # The interpreter that has this package.
         command = [sys.executable, *command[1:]]
-    received: list[int] = []
-    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        # nohup ignores SIGHUP.
-        if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, lambda number, _: received.append(number))
-    # That of the keyboard reaches the process anyway.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    try:
-        process = subprocess.Popen(command, env={**os.environ, "DDP_DOCTOR_WATCH": str(folder), "PYTHONPATH": path})
-    except OSError as error:
-        raise InputError(f"{command[0]}: {error.strerror}.") from error
-    while True:
+    environment = {**os.environ, "DDP_DOCTOR_WATCH": str(folder), "PYTHONPATH": path}
+    with recorded_signals() as received:
         try:
-            code = process.wait(timeout=0.2)
-            return 128 - code if code < 0 else code
-        except subprocess.TimeoutExpired:
-            while received:
-                process.send_signal(received.pop(0))
+            process = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise InputError(f"{command[0]}: {error.strerror}.") from error
+        while process.poll() is None:
+            time.sleep(0.1)
             ranks.read()
+            while received:
+                # That of the keyboard reaches the process anyway.
+                if (signum := received.pop(0)) != signal.SIGINT:
+                    process.send_signal(signum)
+    return 128 - process.returncode if process.returncode < 0 else process.returncode
 
 
 def _summary(ranks: WatchedRanks, report: Report) -> str:

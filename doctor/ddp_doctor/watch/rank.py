@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, TextIO
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -18,11 +22,10 @@ from torch.distributed.algorithms.model_averaging.averagers import ModelAverager
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.torch_internals import on_indices
-from ddp_doctor.watch.samples import Epoch, Samples
 
 # Optimizer steps between two records, at least.
 _EVERY = 10
@@ -31,6 +34,46 @@ _SHARE = 0.01
 # Numbers of a record for the weights.
 MOST_GROUPS = 256
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# At most about so many samples of an epoch are kept, the same ones on every rank.
+_KEPT, _FACTOR = 1 << 16, 0x9E3779B1
+# Batches by which the order of two epochs is compared.
+_ORDER = 4
+
+
+@dataclass(eq=False)
+class Epoch:
+    """What a rank has taken of one epoch.
+
+    Attributes:
+        loader: The number of its loader.
+        number: Its own number, from 0.
+        part: One in so many samples is kept.
+        shuffles: Whether another epoch should have another order.
+        steps: Optimizer steps that used its batches.
+    """
+
+    loader: int
+    number: int
+    part: int
+    shuffles: bool
+    steps: int = 0
+    _batches: int = 0
+    _new: list[int] = field(default_factory=list)
+    _order: Any = field(default_factory=hashlib.sha256)
+
+    def take(self, indices: list[int]) -> None:
+        """Takes the indices of a batch."""
+        self._batches += 1
+        if self._batches <= _ORDER:
+            self._order.update(repr(indices).encode())
+        # A product has no pattern that the parts of the ranks could share.
+        self._new += [index for index in indices if (index * _FACTOR >> 7) % self.part == 0]
+
+    def news(self) -> dict[str, Any]:
+        """Returns the samples since the last call, and the order of the epoch as soon as it is known."""
+        order = self._order.hexdigest()[:16] if self.shuffles and self._batches >= _ORDER else ""
+        new, self._new = self._new, []
+        return {"loader": self.loader, "epoch": self.number, "samples": new, "order": order}
 
 
 class Watch:
@@ -43,8 +86,12 @@ class Watch:
     def __init__(self, folder: Path) -> None:
         self.folder, self._every = folder, _EVERY
         self._models: list[nn.Module] = []
-        self._samples = Samples()
+        # A loader that the program drops ends with its workers. The last two epochs of each.
+        self._epochs: WeakKeyDictionary[Any, list[Epoch]] = WeakKeyDictionary()
+        self._loaders = itertools.count()
         self._beginning: Epoch | None = None
+        # That of the last batch.
+        self._last: Epoch | None = None
         self._begun, self._spent, self._ended = time.perf_counter(), 0.0, False
         self._file: TextIO | None = None
         self._steps: dict[Optimizer, int] = {}
@@ -59,7 +106,7 @@ class Watch:
         wrap(DistributedDataParallel, "__init__", self._on_ddp)
         before(ModelAverager, "__init__", self._on_averager)
         wrap(DataLoader, "__iter__", self._on_loader)
-        on_indices(self._on_indices, self._samples.on_batch)
+        on_indices(self._on_indices, self._on_batch)
         os.register_at_fork(after_in_child=self._on_fork)
 
     @contextmanager
@@ -86,7 +133,7 @@ class Watch:
 
     def _on_loader(self, original: Callable[..., Any], loader: Any) -> Any:
         with self._guard():
-            self._beginning = None if self._ended else self._samples.begin(loader)
+            self._beginning = None if self._ended else self._begin(loader)
         epoch = self._beginning
         try:
             # Workers get their first batches before the iterator is returned.
@@ -101,6 +148,27 @@ class Watch:
         if epoch is not None and not self._ended:
             with self._guard():
                 epoch.take(indices)
+
+    def _on_batch(self, iterator: Any) -> None:
+        self._last = getattr(iterator, "watch_epoch", None)
+
+    def _begin(self, loader: Any) -> Epoch:
+        """Begins an epoch of a loader."""
+        sampler = getattr(loader, "sampler", None)
+        shuffles = isinstance(sampler, RandomSampler) and not sampler.replacement
+        shuffles |= isinstance(sampler, DistributedSampler) and sampler.shuffle
+        part = 16
+        with suppress(TypeError, AttributeError):
+            part = 1 + len(loader.dataset) // _KEPT
+        epochs = self._epochs.setdefault(loader, [])
+        loader_number, number = (epochs[-1].loader, epochs[-1].number + 1) if epochs else (next(self._loaders), 0)
+        epochs[:] = [*epochs[-1:], Epoch(loader_number, number, part, shuffles)]
+        return epochs[-1]
+
+    def _news(self) -> list[dict[str, Any]]:
+        """Returns what was taken since the last call. A loader without steps is not trained with."""
+        epochs = [epoch for epochs in self._epochs.values() for epoch in epochs if epoch.steps > 1]
+        return [new for epoch in epochs if (new := epoch.news())["samples"]]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # A step inside that of another optimizer is a part of it: a sharded optimizer has one with its own shard.
@@ -117,8 +185,8 @@ class Watch:
         # Before the step: a program that averages the weights after each step has done so.
         step = self._steps.setdefault(optimizer, 0)
         number = list(self._steps).index(optimizer)
-        if number == 0:
-            self._samples.on_step()
+        if number == 0 and self._last is not None:
+            self._last.steps += 1
         if step % self._every == 0:
             self._record(optimizer, number, step)
             if self._spent > _SHARE * (time.perf_counter() - self._begun) and step >= 10 * self._every:
@@ -134,7 +202,7 @@ class Watch:
             "step": step,
             "lr": [float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
             "eval": any(not any(module.training for module in model.modules()) for model in self._models),
-            "epochs": self._samples.news(),
+            "epochs": self._news(),
         }
         if step == 0:
             models = [model.named_parameters() for model in self._models]
@@ -181,8 +249,7 @@ class Watch:
             self._write_waiting()
             if self._file is not None:
                 share = self._spent / (time.perf_counter() - self._begun)
-                epochs = self._samples.news()
-                self._write({"end": why, "steps": [*self._steps.values()], "share": share, "epochs": epochs})
+                self._write({"end": why, "steps": [*self._steps.values()], "share": share, "epochs": self._news()})
                 self._file.close()
 
 

@@ -9,7 +9,6 @@ import atexit
 import gc
 import importlib.machinery
 import importlib.util
-import json
 import os
 import sys
 from contextlib import suppress
@@ -28,8 +27,6 @@ def _module(spec: Any) -> Any:
 
 def _observe(_: Any) -> None:
     """Installs the probes of a run."""
-    if importlib.util.find_spec("ddp_doctor") is None:
-        _report_missing("ddp_doctor")
     from ddp_doctor.launch.rank import observe
 
     observe(Path(os.environ["DDP_DOCTOR_RUN"]))
@@ -47,12 +44,6 @@ def _watch(_: Any) -> None:
         print(f"ddp-doctor watch: this process is not watched: {error}", file=sys.stderr)
     finally:
         sys.path.remove(package)
-
-
-def _report_missing(package: str) -> None:
-    """Tells the doctor what this Python lacks; it may not be the one that the doctor runs in."""
-    path = Path(os.environ["DDP_DOCTOR_RUN"], f"missing-{os.getpid()}.json")
-    path.write_text(json.dumps([sys.executable, package]))
 
 
 def _start_with_own_hash_seed() -> None:
@@ -83,6 +74,6 @@ after_import = _module(
 if os.environ.get("DDP_DOCTOR_WATCH"):
     after_import({"torch": _watch})
 elif os.environ.get("DDP_DOCTOR_RUN"):
-    after_import({"torch": _observe}, _report_missing)
+    after_import({"torch": _observe})
     # Runs last, and lets Python not search all of torch for garbage, for up to a second, before it ends anyway.
     atexit.register(gc.freeze)
