@@ -14,13 +14,14 @@ import posixpath
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from ddp_doctor.faults import Description, describe
+from ddp_doctor.faults import load_checks
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-CODES = {f"doctor/ddp_doctor/faults/{check.module}.py": code for code, check in describe().items()}
+CODES = {f"doctor/{check.__name__.replace('.', '/')}.py": code for code, check in load_checks().items()}
 LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 HELP = {
     "Commands": ["--help"],
@@ -35,7 +36,7 @@ HELP = {
 def on_files(files: Files, config: Any) -> Files:
     """Adds the CLI reference and the pages of the checks."""
     files.append(File.generated(config, "cli.md", content=cli_page()))
-    for code, check in describe().items():
+    for code, check in load_checks().items():
         files.append(File.generated(config, f"checks/{code}.md", content=page_of(check)))
     return files
 
@@ -86,23 +87,23 @@ def cli_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def page_of(check: Description) -> str:
+def page_of(check: ModuleType) -> str:
     """Returns the page of a check, as Markdown: what `ddp-doctor --explain` prints."""
     fix: list[str] = []
-    for line in check.fix.splitlines():
+    for line in check.FIX.splitlines():
         # An indented block is code, which Markdown separates by an empty line.
         if fix and line.startswith(" ") is not fix[-1].startswith(" "):
             fix.append("")
         fix.append(line)
-    threads = "\n".join(f"- [{name}]({_address(name)})" for name in check.threads)
-    return f"""# {check.code}: {check.title}
+    threads = "\n".join(f"- [{name}]({_address(name)})" for name in check.THREADS)
+    return f"""# {check.CODE}: {check.TITLE}
 
-{check.cause}
+{check.CAUSE}
 
 ## Wrong
 
 ```python
-{check.wrong}```
+{check.WRONG}```
 
 ## Fix
 
