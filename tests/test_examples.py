@@ -241,13 +241,20 @@ def test_a_killed_segmentation_resumes_with_the_same_weights(
     assert resumed["weights_sha256"] == expected["weights_sha256"]
 
 
+# What each notebook prints.
+NOTEBOOKS = {
+    "ddp_in_a_notebook": ["test images on 2 ranks", "tensors are back in the kernel"],
+    "resume": ["exit code -9, resumed after step 60", "they differ by up to", "bit-identical"],
+}
+
+
 @pytest.mark.nightly
-def test_the_notebook_runs() -> None:
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_notebook_runs(name: str) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("accelerate")
-    notebook = nbformat.read(ROOT / "examples" / "notebooks" / "ddp_in_a_notebook.ipynb", as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells)
+    notebook = nbformat.read(ROOT / "examples" / "notebooks" / f"{name}.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": Path.cwd()}}).execute()
-    text = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
-    assert "test images on 2 ranks" in text
-    assert "tensors are back in the kernel" in text
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    for expected in NOTEBOOKS[name]:
+        assert expected in printed
