@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PREFIX = "ddp-doctor-"
+# Not that of other folders of the doctor, which nobody locks.
+PREFIX = "ddp-doctor-examination-"
 
 
 @contextmanager
