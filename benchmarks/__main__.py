@@ -1,7 +1,7 @@
 """Measures what the README states, as ratios of interleaved measurements.
 
     python -m benchmarks                                   all topics, five rounds each
-    python -m benchmarks --topics whole,engines --rounds 7
+    python -m benchmarks --topics whole,start,engines,plugins,doctor --rounds 7
     python -m benchmarks --output bench.json
 
 In each round, every program of a topic runs once, one after another, so that a change on the machine affects all of
@@ -53,11 +53,11 @@ class Topic(NamedTuple):
     ratios: Sequence[Ratio]
 
 
-def call(words: Sequence[object], folder: Path) -> tuple[float, str]:
+def call(words: Sequence[object], folder: Path, code: int = 0) -> tuple[float, str]:
     """Runs Python in the root of the repository, and returns the seconds from start to exit and the output.
 
     Raises:
-        SystemExit: The program failed.
+        SystemExit: The program ended with another code.
     """
     began = time.perf_counter()
     done = subprocess.run(
@@ -69,7 +69,7 @@ def call(words: Sequence[object], folder: Path) -> tuple[float, str]:
         check=False,
     )
     seconds = time.perf_counter() - began
-    if done.returncode:
+    if done.returncode != code:
         raise SystemExit(f"{' '.join(map(str, words))} ended with code {done.returncode}:\n{done.stdout}{done.stderr}")
     return seconds, done.stdout
 
@@ -93,11 +93,11 @@ def project(name: str, *words: object) -> Program:
     return Program(name, run)
 
 
-def program(name: str, *words: object) -> Program:
-    """Returns another program; if the last line that it prints is JSON, this has further numbers."""
+def program(name: str, *words: object, code: int = 0) -> Program:
+    """Returns another program, which ends with this code; a last line of JSON has further numbers."""
 
     def run(folder: Path) -> Numbers:
-        seconds, output = call(words, folder)
+        seconds, output = call(words, folder, code)
         last = (output.strip().splitlines() or [""])[-1]
         return {"seconds": seconds, **(json.loads(last) if last.startswith("{") else {})}
 
@@ -109,6 +109,9 @@ def topics(scratch: Path) -> dict[str, Topic]:
     train, raw = ("train.py",), ("-m", "lit_mnist.raw_ddp")
     two, steps = ("--devices", 2), ("--max-steps", 400)
     demo = ("-m", "benchmarks.classic_demo", "--folder", scratch)
+    ranks = ("--standalone", "--nproc-per-node", "2")
+    torchrun = Path(sys.executable).parent / "torchrun"
+    doctor, healthy, faulty = ("-m", "ddp_doctor"), "doctor/examples/mended.py", "doctor/examples/train.py"
     return {
         "whole": Topic(
             "Whole runs, from start to exit",
@@ -116,9 +119,21 @@ def topics(scratch: Path) -> dict[str, Topic]:
             [
                 project("train.py, 1 rank", *train, "--devices", 1),
                 project("train.py, 2 ranks", *train, *two),
-                program("classic demo", *demo),
+                program("classic demo, 1 rank", *demo),
+                program("classic demo, 2 ranks", *demo, "--ranks", 2),
             ],
-            [Ratio("classic demo", "train.py, 1 rank", "seconds")],
+            [Ratio(f"classic demo, {ranks}", f"train.py, {ranks}", "seconds") for ranks in ("1 rank", "2 ranks")],
+        ),
+        "start": Topic(
+            "Imports, and a run of one step",
+            "seconds",
+            [
+                program("import torch", "-c", "import torch"),
+                program("import lightning.pytorch", "-c", "import lightning.pytorch"),
+                program("import lit_mnist.cli", "-c", "import lit_mnist.cli"),
+                project("train.py, 2 ranks, 1 step", *train, *two, "--max-steps", 1),
+            ],
+            [Ratio("import lit_mnist.cli", "import lightning.pytorch", "seconds")],
         ),
         "engines": Topic(
             "Lightning and raw DDP on two ranks",
@@ -129,6 +144,29 @@ def topics(scratch: Path) -> dict[str, Topic]:
                 for name, words in (("Lightning", train), ("raw DDP", raw))
             ],
             [Ratio(f"Lightning, batch {size}", f"raw DDP, batch {size}", "images_per_s") for size in (64, 256)],
+        ),
+        "plugins": Topic(
+            "A stock Trainer on two ranks",
+            "images_per_s",
+            [
+                program("without plugins", "-m", "benchmarks.plugins"),
+                program("with plugins", "-m", "benchmarks.plugins", "--with-plugins"),
+            ],
+            [Ratio("with plugins", "without plugins", "images_per_s")],
+        ),
+        "doctor": Topic(
+            "The doctor on its example",
+            "seconds",
+            [
+                program("the program itself", torchrun, *ranks, healthy),
+                program("ddp-doctor --read", *doctor, "--read", healthy),
+                program("ddp-doctor, healthy", *doctor, "--", torchrun, *ranks, healthy),
+                program("ddp-doctor, two faults", *doctor, "--", torchrun, *ranks, faulty, code=1),
+            ],
+            [
+                Ratio(name, "the program itself", "seconds")
+                for name in ("ddp-doctor --read", "ddp-doctor, healthy", "ddp-doctor, two faults")
+            ],
         ),
     }
 
@@ -181,7 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--topics", help="some of whole,engines; by default all")
+    parser.add_argument("--topics", help="some of whole,start,engines,plugins,doctor; by default all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=Path("bench.json"))
     options = parser.parse_args()
