@@ -14,7 +14,6 @@ from ddp_doctor.findings import Finding, fault, not_reached, unclear
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.source.file import Likely, SourceFile, keyword
 
-CODE = "LD001"
 TITLE = "Every epoch has the same order"
 CAUSE = """\
 A `DistributedSampler` shuffles with its seed plus its epoch number, which stays 0 without `set_epoch`. The loss falls
@@ -29,7 +28,6 @@ Call `set_epoch` at the start of every epoch, before iterating over the loader:
     loader.sampler.set_epoch(epoch)
 """
 THREADS = ("pytorch/pytorch#31771", "kan-bayashi/ParallelWaveGAN#177", "huggingface/transformers#4398")
-STRUCTURAL = True
 _FEWEST = 4
 
 

@@ -16,7 +16,6 @@ from ddp_doctor.evidence.requirements import communicating, training_indices, un
 from ddp_doctor.faults.ld004_sampler_replaced import replaced_sampler
 from ddp_doctor.findings import Finding, fault, not_applicable, unclear
 
-CODE = "LD002"
 TITLE = "Ranks train on the same samples"
 CAUSE = """\
 Each rank runs its own copy of the loader: without a distributed sampler, every rank goes through the whole data set, in
@@ -31,7 +30,6 @@ Give the loader a sampler that splits the indices, and seed what each rank draws
     loader = DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, shuffle=True))
 """
 THREADS = ("NVlabs/LongLive#71", "PatrickHua/SimSiam#16")
-STRUCTURAL = True
 # So many calls of a model without a repeated sample show that a rank takes each of them once.
 _CALLS = 4
 

@@ -7,7 +7,6 @@ from ddp_doctor.evidence.order import Event, contents, indices_known, names, tra
 from ddp_doctor.evidence.requirements import training_indices, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 
-CODE = "LD004"
 TITLE = "The sampler is replaced or split twice"
 CAUSE = """\
 A framework may replace the loader's sampler by a distributed one on several ranks, so that one that balances, weights
@@ -22,7 +21,6 @@ Split once: either in your own sampler, which the framework is told to keep, or 
     Trainer(use_distributed_sampler=False)
 """
 THREADS = ("Lightning-AI/pytorch-lightning#1995", "Lightning-AI/pytorch-lightning#9655")
-STRUCTURAL = True
 _USUAL = {"RandomSampler", "SequentialSampler", None}
 
 

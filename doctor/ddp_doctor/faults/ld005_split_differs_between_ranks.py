@@ -10,7 +10,6 @@ from ddp_doctor.evidence.requirements import communicating, evaluation, training
 from ddp_doctor.findings import Finding, fault
 from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword
 
-CODE = "LD005"
 TITLE = "The split differs between ranks"
 CAUSE = """\
 `random_split` draws from the global generator: if the ranks are not seeded equally at that moment, the validation
@@ -24,7 +23,6 @@ Split with a separate generator, and gather what ranks select:
     random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))
 """
 THREADS = ("Lightning-AI/pytorch-lightning#7728", "Lightning-AI/pytorch-lightning#18638")
-STRUCTURAL = True
 NEEDS = (communicating,)
 
 

@@ -16,7 +16,6 @@ Rows = list[list[list[float]]]
 # Values of one process, and those of the same samples on a rank.
 Pairs = Sequence[tuple[list[float], list[float]]]
 
-CODE = "LD006"
 TITLE = "The same index has different content"
 CAUSE = """\
 The order of a `set` and the value of `hash()` differ between processes, so classes or file lists that are built from
@@ -32,7 +31,6 @@ Sort before numbering, never store `hash()` of a string, and compute statistics 
     classes = {name: n for n, name in enumerate(sorted(set(names)))}
 """
 THREADS = ("sktime/pytorch-forecasting#2293", "huggingface/transformers#48162")
-STRUCTURAL = True
 # So many samples of each rank show a relation, and so many values of them that occurred before.
 _LEAST_SAMPLES, _LEAST_REPEATED = 8, 16
 _MOST_FILES = 65

@@ -8,7 +8,6 @@ from ddp_doctor.evidence.requirements import training_loader
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD007"
 TITLE = "Augmentations repeat"
 CAUSE = """\
 Workers start again in each epoch with a copy of the generators that the loader does not seed, such as one that the data
@@ -26,7 +25,6 @@ Use the global generators, which the loader seeds for each worker and epoch, or 
     DataLoader(dataset, num_workers=4, worker_init_fn=seed)
 """
 THREADS = ("pytorch/pytorch#5059", "Project-MONAI/MONAI#1068", "Lightning-AI/pytorch-lightning#20412")
-STRUCTURAL = True
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -13,7 +13,6 @@ from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.records.spec import OWN
 
-CODE = "LD008"
 TITLE = "All ranks draw the same random numbers"
 CAUSE = """\
 All ranks are seeded equally, which initializes the weights equally, and the generators then continue equally. If the
@@ -31,7 +30,6 @@ Seed by rank after the model is built, in Lightning in `on_fit_start`:
     random.seed(seed + rank)
 """
 THREADS = ("huggingface/transformers#31412", "ecmwf/anemoi-core#595")
-STRUCTURAL = True
 NEEDS = (communicating, training_loader)
 # NumPy and Python do not show where their numbers go. At least one per sample is no choice per batch, which takes a
 # few words, as mixup does.

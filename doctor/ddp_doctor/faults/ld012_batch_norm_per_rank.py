@@ -7,7 +7,6 @@ from ddp_doctor.evidence.gradients import without_batch_norm
 from ddp_doctor.evidence.requirements import batch_norm, compared_at_once
 from ddp_doctor.findings import Finding, cannot_tell, depends
 
-CODE = "LD012"
 TITLE = "Batch norm depends on the number of ranks"
 CAUSE = """\
 Batch norm computes its statistics over the samples of one rank, not over the global batch, and DDP keeps the running
@@ -22,7 +21,7 @@ Convert batch norm before wrapping the module, in Lightning by `Trainer(sync_bat
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
 """
 THREADS = ("LibreYOLO/libreyolo#531", "pytorch/pytorch#2584")
-STRUCTURAL = False
+NUMERIC = True
 EXPLAINS = "gradients"
 NEEDS = (batch_norm, compared_at_once)
 

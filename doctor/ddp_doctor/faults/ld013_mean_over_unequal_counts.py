@@ -7,7 +7,6 @@ from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_
 from ddp_doctor.evidence.requirements import compared_at_once
 from ddp_doctor.findings import Finding, fault, note
 
-CODE = "LD013"
 TITLE = "A mean over unequal counts"
 CAUSE = """\
 Each rank, or each micro-batch, divides its loss by its own number of labels, and all count equally: if padding or
@@ -25,7 +24,7 @@ Divide the sum by the global count:
     loss = cross_entropy(logits, labels, reduction='sum') * world_size / count
 """
 THREADS = ("huggingface/transformers#34191", "huggingface/transformers#24725", "huggingface/transformers#34242")
-STRUCTURAL = False
+NUMERIC = True
 EXPLAINS = "gradients"
 NEEDS = (compared_at_once,)
 _EQUAL = 1e-5

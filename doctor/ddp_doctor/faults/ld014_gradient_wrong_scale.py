@@ -12,7 +12,6 @@ from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import Run
 
-CODE = "LD014"
 TITLE = "The gradient has the wrong scale"
 CAUSE = """\
 DDP averages the gradients: a loss that sums over the batch, or that is divided by the number of ranks once more, gives
@@ -27,7 +26,7 @@ Use the mean over the local batch, and leave the average over the ranks, once pe
     loss = cross_entropy(logits, labels)    # reduction='mean'; no further '/ world_size'
 """
 THREADS = ("lightly-ai/lightly#1977", "huggingface/transformers#37474")
-STRUCTURAL = False
+NUMERIC = True
 EXPLAINS = "gradients"
 _EQUAL = 1e-5
 # Compression leaves a residual, which blurs the scale by about as much. Half precision and 8 bits change the length of

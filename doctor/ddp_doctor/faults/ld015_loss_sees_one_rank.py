@@ -10,7 +10,6 @@ from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_
 from ddp_doctor.evidence.requirements import compared_at_once, optimizer_steps, unmet
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault
 
-CODE = "LD015"
 TITLE = "The loss sees the samples of one rank"
 CAUSE = """\
 A contrastive loss sees only the local samples unless the embeddings are gathered, and `dist.all_gather` returns tensors
@@ -28,7 +27,7 @@ Gather the embeddings with a gradient, which sums over the ranks, and what a que
     embeddings = torch.cat(all_gather(local))
 """
 THREADS = ("Lightning-Universe/lightning-bolts#179", "facebookresearch/SLIP#31")
-STRUCTURAL = False
+NUMERIC = True
 EXPLAINS = "gradients"
 # What is drawn for a sample does not depend on the others.
 _RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "RReLU"}

@@ -7,7 +7,6 @@ from ddp_doctor.evidence.gradients import first_divergence, later_divergence
 from ddp_doctor.evidence.requirements import averages_gradients, need, wrapped
 from ddp_doctor.findings import Finding, fault, not_reached
 
-CODE = "LD016"
 TITLE = "no_sync covers the last micro-batch"
 CAUSE = """\
 DDP decides in the forward pass whether the next backward reduces the gradients. If `no_sync` covers the last
@@ -23,7 +22,6 @@ Put forward and backward of all but the last micro-batch into `no_sync`:
         (loss_of(ddp(batch)) / micro_batches).backward()
 """
 THREADS = ("huggingface/accelerate#1726", "pytorch/PiPPy#1133", "karpathy/build-nanogpt#30")
-STRUCTURAL = True
 EXPLAINS = "weights"
 
 

@@ -17,7 +17,6 @@ from ddp_doctor.records.run import RankRecord
 
 Event = dict[str, Any]
 
-CODE = "LD017"
 TITLE = "The schedule depends on the number of ranks"
 CAUSE = """\
 A scheduler that a library prepares may step once per process for each optimizer step, its length may be that of another
@@ -33,7 +32,6 @@ Compute the length in optimizer steps, and step once; use the length of the undi
     scheduler.step()    # not prepared, or Accelerator(step_scheduler_with_optimizer=False)
 """
 THREADS = ("huggingface/accelerate#2926", "huggingface/accelerate#2318")
-STRUCTURAL = True
 NEEDS = (optimizer_steps,)
 # A program without epochs has more steps than are compared.
 _MOST_STEPS = 12

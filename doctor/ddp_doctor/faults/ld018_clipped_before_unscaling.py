@@ -12,7 +12,6 @@ from ddp_doctor.findings import Finding, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.source.file import Likely, SourceFile, keyword
 
-CODE = "LD018"
 TITLE = "Gradients are clipped before they are unscaled"
 CAUSE = """\
 A `GradScaler` multiplies the loss by a large number: before `unscale_`, clipping reduces every gradient to the limit.
@@ -30,7 +29,6 @@ Unscale the gradients before clipping them:
     scaler.step(optimizer)
 """
 THREADS = ("pytorch/examples#1196", "milesial/Pytorch-UNet#468")
-STRUCTURAL = True
 EXPLAINS = "weights"
 
 

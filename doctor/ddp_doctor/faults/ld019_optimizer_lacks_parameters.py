@@ -7,7 +7,6 @@ from ddp_doctor.evidence.requirements import two_steps
 from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD019"
 TITLE = "The optimizer lacks parameters"
 CAUSE = """\
 The optimizer holds the parameters that it was given: those of a model that was wrapped, extended or unfrozen later are
@@ -23,7 +22,6 @@ Create the optimizer last, from the final model:
     optimizer = AdamW(p for p in model.parameters() if p.requires_grad)
 """
 THREADS = ("huggingface/accelerate#2665", "huggingface/accelerate#3256")
-STRUCTURAL = True
 NEEDS = (two_steps,)
 
 

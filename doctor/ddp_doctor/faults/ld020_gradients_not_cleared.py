@@ -11,7 +11,6 @@ from ddp_doctor.evidence.requirements import two_steps
 from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.source.file import Likely, SourceFile, names_in
 
-CODE = "LD020"
 TITLE = "Gradients are never cleared"
 CAUSE = """\
 `backward()` adds to the gradients: without `zero_grad()` after the step, each step applies the sum of all earlier ones.
@@ -27,7 +26,6 @@ Set the gradients to zero after each optimizer step:
     optimizer.zero_grad()
 """
 THREADS = ("https://stackoverflow.com/questions/60335387", "facebookresearch/nwm#16")
-STRUCTURAL = True
 NEEDS = (two_steps,)
 
 

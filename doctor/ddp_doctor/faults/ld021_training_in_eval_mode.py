@@ -13,7 +13,6 @@ Part = tuple[str, str]
 # Whether each part was in training mode; both if it was called in both.
 Modes = dict[Part, set[bool]]
 
-CODE = "LD021"
 TITLE = "The model trains in evaluation mode"
 CAUSE = """\
 `model.eval()` stays in effect until `model.train()` is called: after an evaluation, dropout is off and batch norm no
@@ -32,7 +31,6 @@ Restore the mode at the end of the evaluation, on each rank:
     model.train(was_training)
 """
 THREADS = ("huggingface/lerobot#3668",)
-STRUCTURAL = True
 EXPLAINS = "weights"
 
 

@@ -13,7 +13,6 @@ from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.source.file import Likely, SourceFile, keyword
 
-CODE = "LD022"
 TITLE = "Dropout is active in evaluation"
 CAUSE = """\
 Functional dropout does not know the module's mode: `F.dropout(x)` is active by default, so that the metric of an
@@ -29,7 +28,6 @@ Pass the module's mode to functional dropout:
     F.scaled_dot_product_attention(q, k, v, dropout_p=p if self.training else 0.0)
 """
 THREADS = ("pytorch/pytorch#124464", "deepchem/deepchem#5092")
-STRUCTURAL = True
 NEEDS = (evaluation,)
 
 

@@ -11,7 +11,6 @@ from ddp_doctor.evidence.requirements import evaluation_indices
 from ddp_doctor.faults.ld024_metric_averaged_incorrectly import wrong_metrics
 from ddp_doctor.findings import Finding, fault, note, unclear
 
-CODE = "LD023"
 TITLE = "Validation counts samples twice"
 CAUSE = """\
 A `DistributedSampler` repeats samples until each rank has the same number, and with `drop_last` some are never
@@ -26,7 +25,6 @@ Give each rank its part without padding, and combine sums and counts once, at th
     loader = DataLoader(Subset(dataset, range(rank, len(dataset), world_size)), batch_size)
 """
 THREADS = ("pytorch/pytorch#25162", "Lightning-AI/pytorch-lightning#5060")
-STRUCTURAL = True
 NEEDS = (evaluation_indices,)
 # A metric that changes by less chooses the same checkpoint.
 _SMALL = 1e-3

@@ -18,7 +18,6 @@ from ddp_doctor.records.spec import BRACKETED, logged_name
 # A reported number: its place in the program, how often it has reported before, and the position within the report.
 Key = tuple[str, int, int]
 
-CODE = "LD024"
 TITLE = "A metric is averaged incorrectly"
 CAUSE = """\
 The mean of the ranks' means is the global mean only for equal numbers of samples, and the mean of an F1 score over
@@ -37,7 +36,7 @@ Combine the sums and counts of all ranks before you divide, or log the metric ob
     accuracy = correct / count
 """
 THREADS = ("Lightning-AI/pytorch-lightning#12354", "Lightning-AI/pytorch-lightning#21859")
-STRUCTURAL = False
+NUMERIC = True
 # Relative; metrics are computed in 32 bits.
 _SAME = 1e-4
 _ISSUE = "Lightning-AI/pytorch-lightning#21859"

@@ -13,7 +13,6 @@ from ddp_doctor.records.run import RankRecord, Run
 
 Event = dict[str, Any]
 
-CODE = "LD025"
 TITLE = "A resumed run loses state"
 CAUSE = """\
 A checkpoint that lacks the scheduler, the averaged weights or the optimizer resumes with their initial values, and one
@@ -30,7 +29,7 @@ Save and load everything that changes in a step, and what each rank has for itse
     torch.save({key: part.state_dict() for key, part in state.items()}, path)
 """
 THREADS = ("PolymathicAI/the_well#77", "atomistic-machine-learning/schnetpack#785")
-STRUCTURAL = False
+NUMERIC = True
 _AVERAGE = "with tensors of the weights' shapes changes in each step, such as an average of the weights"
 _NO_RESTART = "The checkpoint lacks no known state, but no resumed run was examined:"
 

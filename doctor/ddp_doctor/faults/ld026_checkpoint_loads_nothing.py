@@ -8,7 +8,6 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.findings import Finding, fault, listed, not_reached
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD026"
 TITLE = "A checkpoint loads nothing"
 CAUSE = """\
 The state of a DDP wrapper has the prefix `module.` in its keys: loaded into the bare module with `strict=False`, no key
@@ -24,7 +23,6 @@ Save the bare module, and load strictly:
     model.load_state_dict(torch.load(path, weights_only=True))
 """
 THREADS = ("pytorch/examples#1029", "NVIDIA/apex#647")
-STRUCTURAL = True
 
 
 def check(evidence: Evidence) -> list[Finding]:

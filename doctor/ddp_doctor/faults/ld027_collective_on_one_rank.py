@@ -13,7 +13,6 @@ from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD027"
 TITLE = "A collective runs on one rank only"
 CAUSE = """\
 Every rank must call the same collectives in the same order: a validation, a log or a checkpoint on rank 0 alone breaks
@@ -32,7 +31,6 @@ Call collectives on all ranks, restrict only the output to rank 0, and evaluate 
 In Lightning, log the same keys in the same order on all ranks, if need be with a sum and a count of zero.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#19106", "Lightning-AI/pytorch-lightning#21409", "pytorch/pytorch#54059")
-STRUCTURAL = True
 EXPLAINS = "weights"
 NEEDS = (communicating,)
 _KEYS = "Lightning-AI/pytorch-lightning#21409"

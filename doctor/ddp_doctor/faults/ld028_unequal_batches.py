@@ -10,7 +10,6 @@ from ddp_doctor.evidence.requirements import communicating, need, training_loade
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_applicable, unclear
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD028"
 TITLE = "Ranks have unequal numbers of batches"
 CAUSE = """\
 A stream, a filter or an early stop can give one rank fewer batches: the others wait in their next all-reduce until the
@@ -28,7 +27,6 @@ Make the numbers equal, or let DDP handle the rest:
 Reduce a decision to stop, so that all ranks take it in the same step.
 """
 THREADS = ("pytorch/pytorch#141069", "Lightning-AI/pytorch-lightning#18023", "Lightning-AI/pytorch-lightning#379")
-STRUCTURAL = True
 EXPLAINS = "weights"
 # A program with up to this many batches is run to the end of an epoch.
 _MOST_BATCHES = 50

@@ -7,7 +7,6 @@ from ddp_doctor.evidence.requirements import wrapped
 from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD029"
 TITLE = "Parameters are not used by the loss"
 CAUSE = """\
 DDP waits for the gradient of every parameter: one that does not influence the loss ends the next step with an error
@@ -24,7 +23,6 @@ Remove or freeze the parameters before wrapping, or set `find_unused_parameters=
     model.auxiliary_head.requires_grad_(False)
 """
 THREADS = ("Lightning-AI/pytorch-lightning#17212", "Lightning-AI/pytorch-lightning#21794")
-STRUCTURAL = True
 NEEDS = (wrapped,)
 _WORDS = ("find_unused_parameters", "parameters that were not used in producing")
 

@@ -9,7 +9,6 @@ from ddp_doctor.evidence.order import Event, predictions
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD030"
 TITLE = "Predictions are partial or out of order"
 CAUSE = """\
 Each rank predicts only its part, which a sampler has interleaved and padded: a file of rank 0 has one part, and parts
@@ -26,7 +25,6 @@ Save the index with each prediction, and sort, in Lightning by a `BasePrediction
     predictions = torch.cat(parts)[order][: len(dataset)]
 """
 THREADS = ("Lightning-AI/pytorch-lightning#5257", "Lightning-AI/pytorch-lightning#10618")
-STRUCTURAL = True
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -14,7 +14,6 @@ from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.source.file import Likely, SourceFile
 
-CODE = "LD031"
 TITLE = "The graph of each step is kept"
 CAUSE = """\
 `total += loss` keeps the graph of every step, with all activations, until the sum is deleted. The process is killed
@@ -28,7 +27,6 @@ Detach what outlives the step:
     total += loss.detach()    # or loss.item()
 """
 THREADS = ("ray-project/ray#40940", "IBM/mi-prometheus#111")
-STRUCTURAL = True
 # As many steps show whether the growth continues.
 _LONGER = 3
 

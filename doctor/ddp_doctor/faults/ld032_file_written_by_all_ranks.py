@@ -14,7 +14,6 @@ from ddp_doctor.evidence.order import names
 from ddp_doctor.findings import Finding, fault, note
 from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword, last, names_in
 
-CODE = "LD032"
 TITLE = "Ranks write one file, or do not end"
 CAUSE = """\
 Code that saves without a test of the rank runs on every rank, so that a file may be a mixture that cannot be read. A
@@ -30,7 +29,6 @@ Write on rank 0, to a temporary name first, and destroy the group at the end:
     dist.destroy_process_group()
 """
 THREADS = ("huggingface/transformers#28015", "pytorch/pytorch#126275", "NVIDIA/apex#886")
-STRUCTURAL = True
 
 
 _OWN_PATH = re.compile(r"rank|process_index|getpid|gpu|uuid|tempfile|tmp|BytesIO|buffer", re.IGNORECASE)

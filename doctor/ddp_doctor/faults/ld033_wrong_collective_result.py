@@ -12,7 +12,6 @@ from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
 
-CODE = "LD033"
 TITLE = "A collective returns wrong values"
 CAUSE = """\
 The gradients that the optimizers get are not the mean of the ranks' gradients: an asynchronous collective is used
@@ -28,7 +27,6 @@ Wait for an asynchronous collective before its result is used; otherwise check h
     work.wait()
 """
 THREADS = ("OpenNMT/OpenNMT-py#2295", "pytorch/pytorch#84803", "pytorch/pytorch#96600")
-STRUCTURAL = True
 EXPLAINS = "weights"
 # Relative to the largest gradient of a step. In exact arithmetic, that of the bias of a key in attention is zero.
 _ROUNDING = 1e-6

@@ -9,7 +9,6 @@ from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
 
-CODE = "LD034"
 TITLE = "Ranks decide differently"
 CAUSE = """\
 Each rank sees its own samples, so that a loss that is not reduced differs: if a rank stops, skips, saves or changes its
@@ -26,7 +25,6 @@ Reduce the value before the decision, or decide on rank 0, and broadcast the dec
     if sums[0] / sums[1] > best: break
 """
 THREADS = ("Lightning-AI/pytorch-lightning#379", "skorch-dev/skorch#737")
-STRUCTURAL = True
 EXPLAINS = "weights"
 NEEDS = (communicating,)
 

@@ -9,7 +9,6 @@ from ddp_doctor.evidence.requirements import batch_norm
 from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD035"
 TITLE = "A frozen batch norm still updates"
 CAUSE = """\
 `requires_grad_(False)` freezes parameters, but not the running statistics of a batch norm: in training mode they follow
@@ -26,7 +25,6 @@ Put the frozen part into evaluation mode after each call of train(), in Lightnin
     model.backbone.eval()
 """
 THREADS = ("pytorch/pytorch#86590", "lightly-ai/lightly#1438")
-STRUCTURAL = True
 NEEDS = (batch_norm,)
 
 

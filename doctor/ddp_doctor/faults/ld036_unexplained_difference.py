@@ -8,7 +8,6 @@ from ddp_doctor.evidence.order import names
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed, unclear
 
-CODE = "LD036"
 TITLE = "Ranks have different weights"
 CAUSE = """\
 The ranks train different weights although they average their gradients: one rank alone restores or loads something, a
@@ -24,7 +23,7 @@ Load on all ranks, and copy a network after DDP has made its weights equal, or b
     target = copy.deepcopy(online.module)
 """
 THREADS = ("iCog-Labs-Dev/PC-Transformers#135",)
-STRUCTURAL = False
+NUMERIC = True
 NEEDS = (optimizer_steps, averages_gradients)
 
 
