@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, calls_of, epoch_of
 from ddp_doctor.evidence.requirements import communicating, training_loader
-from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.findings import Finding, fault, note
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.records.spec import OWN
 
@@ -45,7 +45,6 @@ class _Shared(NamedTuple):
     what: str
     place: str
     generator: str
-    in_workers: bool = False
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -55,25 +54,16 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _finding(evidence: Evidence, shared: _Shared) -> Finding:
-    # PyTorch seeds each worker of a loader from torch's generator.
-    generator = "torch" if shared.in_workers and shared.generator != OWN else shared.generator
     seeds = [
         event["place"]
         for event in evidence.ranks[0].of_kind("seed")
-        if event["step"] <= shared.step and event["place"] and event["generator"] == generator
+        if event["step"] <= shared.step and event["place"] and event["generator"] == shared.generator
     ]
     place = seeds[-1] if seeds else shared.place
     message = f"At step {shared.step}, ranks draw the same random numbers of {shared.generator}: {shared.what}."
-    if generator != shared.generator:
-        message += " PyTorch seeds the workers of a loader from torch's generator, which has one seed on all ranks."
-    if not shared.data:
-        return note(f"{message} It is not seen that they decide which data a rank gets.", shared.step, place=place)
-    proof = ""
-    if not shared.in_workers and shared.generator != OWN:
-        run = evidence.run("a seed per rank", interventions={"seeds": 1})
-        if run.worked and not any(other.data for other in _shared(run.ranks)):
-            proof = "with another seed per rank from the first batch on, the states differ"
-    return fault(message, shared.step, place=place, proof=proof)
+    if shared.data:
+        return fault(message, shared.step, place=place)
+    return note(f"{message} It is not seen that they decide which data a rank gets.", shared.step, place=place)
 
 
 def _shared(ranks: Sequence[RankRecord]) -> Iterator[_Shared]:
@@ -82,7 +72,7 @@ def _shared(ranks: Sequence[RankRecord]) -> Iterator[_Shared]:
     for other in ranks[1:]:
         pairs = list(_pairs(first, other))
         for generator in _GENERATORS:
-            found = _loading(pairs, generator, first), _workers(first, other, generator), _step(pairs, generator, first)
+            found = _loading(pairs, generator, first), _workers(first, other, generator), _step(pairs, generator)
             yield from filter(None, found)
 
 
@@ -144,12 +134,14 @@ def _workers(first: RankRecord, other: RankRecord, generator: str) -> _Shared | 
             own = [states[generator] for states in one["worker_generators"]]
             equal = len(set(own)) == len(own) and any(a[generator] == b[generator] for a, b in begun)
         if equal and one["indices"] != two["indices"] and _augments(first, one, generator):
-            what = f"the workers of the {one['dataset']} draw them, so that its augmentations are equal"
-            return _Shared(True, one["step"], what, one["place"], generator, in_workers=True)
+            # PyTorch seeds each worker of a loader from its own generator.
+            source = generator if generator == OWN else "torch"
+            what = f"the workers of the {one['dataset']} draw from {generator}, so that its augmentations are equal"
+            return _Shared(True, one["step"], what, one["place"], source)
     return None
 
 
-def _step(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankRecord) -> _Shared | None:
+def _step(pairs: Sequence[tuple[Event, Event]], generator: str) -> _Shared | None:
     """Returns the draws of the steps after the batches."""
 
     def states(batch: Event) -> dict[str, int]:
@@ -166,19 +158,17 @@ def _step(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankReco
     if len(drawn) < 2:
         return None
     if generator == "torch":
-        return _of_torch([batch for _, batch in drawn], record)
+        return _of_torch([batch for _, batch in drawn])
     words, batch = min(drawn, key=lambda pair: pair[0])
     what = f"the step draws about {words} numbers for the {batch['size']} samples of its batch"
     data = words >= batch["size"] and words > _FEW_WORDS
     return _Shared(data, batch["step"], what, batch["place"], generator)
 
 
-def _of_torch(drawn: Sequence[Event], record: RankRecord) -> _Shared:
+def _of_torch(drawn: Sequence[Event]) -> _Shared:
     for batch in drawn:
         if into := [draw for draw in batch["flows"] if draw["into"] == "data"]:
-            names = listed(list(dict.fromkeys(f"torch.{draw['op']}" for draw in into)))
-            what = f"{names} decides which samples or inputs the model gets"
+            what = f"torch.{into[0]['op']} decides which samples or inputs the model gets"
             return _Shared(True, batch["step"], what, into[0]["place"], "torch")
-    random = sorted({name for event in record.of_kind("forward") for name in event["random"]})
-    what = f"{listed(random)} drops the same values" if random else f"{drawn[0]['drawn']} values within the model"
+    what = f"the model draws {drawn[0]['drawn']} values, such as those of dropout"
     return _Shared(False, drawn[0]["step"], what, drawn[0]["place"], "torch")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
-from typing import Any
 
 from ddp_doctor.evidence.decisions import stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import epoch_of
+from ddp_doctor.evidence.order import Event, epoch_of
 from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
@@ -48,9 +46,8 @@ def check(evidence: Evidence) -> list[Finding]:
         if not uneven and (logs := mixed_keys((first, other))):
             one, two = logs
             message = (
-                f"Where a rank logs {one['name']}, another one logs {two['name']} ({evidence.relative(two['place'])}). "
-                "Lightning reduces the two as one value, without an error: it pairs what the ranks log by its order, "
-                f"not by its keys, which is a known fault of Lightning ({_KEYS})."
+                f"Where a rank logs {one['name']}, another one logs {two['name']} ({evidence.relative(two['place'])}), "
+                f"and Lightning reduces the two as one value, which is a known fault of it ({_KEYS})."
             )
             return [fault(message, one["step"], tensor=one["name"], place=one["place"])]
         if (_joins(first) or not uneven) and (found := _mismatch(first, other)):
@@ -59,27 +56,26 @@ def check(evidence: Evidence) -> list[Finding]:
     return []
 
 
-def mixed_keys(ranks: Sequence[RankRecord]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def mixed_keys(ranks: Sequence[RankRecord]) -> tuple[Event, Event] | None:
     """Returns two logs of other keys whose values Lightning reduces as one."""
-    for gradients, at_once in product((True, False), repeat=2):
-        first, *others = [_reduced(record, gradients, at_once) for record in ranks]
-        for pair in (pair for other in others for pair in zip(first, other, strict=False)):
-            if pair[0]["name"] != pair[1]["name"]:
-                return pair
-    return None
+    first, *others = map(_reduced, ranks)
+    pairs = (pair for other in others for time in first for pair in zip(first[time], other.get(time, ()), strict=False))
+    return next((pair for pair in pairs if pair[0]["name"] != pair[1]["name"]), None)
 
 
-def _reduced(record: RankRecord, gradients: bool, at_once: bool) -> list[dict[str, Any]]:
-    """Returns the logs that Lightning reduces at once, or a log of each key in the order in which an epoch has them."""
-    events = [
-        event for event in record.of_kind("log") if (event["gradients"], event["at_once"]) == (gradients, at_once)
-    ]
-    # A metric of torchmetrics, which is no number, is reduced as well.
-    events = [event for event in events if event["sync_dist"] or event["value"] is None]
-    return events if at_once else list({event["name"]: event for event in events}.values())
+def _reduced(record: RankRecord) -> dict[tuple[bool, bool], list[Event]]:
+    """Returns the logs that Lightning reduces, in their order, by whether it does so in training, and at once."""
+    found: dict[tuple[bool, bool], list[Event]] = {}
+    for event in record.of_kind("log"):
+        own = found.setdefault((event["gradients"], event["at_once"]), [])
+        # A metric of torchmetrics, which is no number, is reduced as well. An epoch has a mean of each key.
+        reduced = event["sync_dist"] or event["value"] is None
+        if reduced and (event["at_once"] or event["name"] not in {one["name"] for one in own}):
+            own.append(event)
+    return found
 
 
-def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[str, Any], RankRecord, str] | None:
+def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, Event, RankRecord, str] | None:
     """Returns the rank that leaves the common sequence, its event, the other rank, and what that one does instead."""
     ranks, sequences = (first, second), [_sequence(record) for record in (first, second)]
     for number in range(max(map(len, sequences))):
@@ -98,19 +94,14 @@ def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[s
     return None
 
 
-def _finding(rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
-    call = _BUFFERS if event["kind"] == "ddp_forward" else event["op"]
-    instead = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}" if name else "has ended"
-    if not name and _joins(other):
-        instead = "has joined, and shadows the collectives of Joinables alone"
+def _finding(rank: RankRecord, event: Event, other: RankRecord, name: str) -> Finding:
+    call = event.get("op", _BUFFERS)
+    instead = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}" if name else "has ended or joined"
     message = f"Rank {rank.rank} calls {call}, but rank {other.rank} {instead}."
-    if call == _BUFFERS:
-        message += " This forward pass without gradients broadcasts the buffers, which all ranks must take part in."
-    forwards = [forward["place"] for forward in rank.of_kind("forward") if forward["step"] == event["step"]]
-    return fault(message, event["step"], place=next(filter(None, [event["place"], *forwards]), ""))
+    return fault(message, event["step"], place=event["place"])
 
 
-def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:
+def _sequence(record: RankRecord) -> list[tuple[str, Event]]:
     """Returns the collectives of all ranks that a rank has called, in order, with those of DDP."""
     found, reduces = [], False
     joins = _joins(record)

@@ -53,19 +53,17 @@ def check(evidence: Evidence) -> list[Finding]:
             if not ended and run.worked:
                 # The loop ends before the shortest loader does.
                 return []
-            ended = ended or "A run to the end of this epoch hangs or fails."
         elif not ended and not any(rank.of_kind("trainer") for rank in ranks):
             # A Trainer takes all batches.
             return [unclear(f"{message} Whether the loop ends before the first of them was not seen.", *where)]
-        return [fault(f"{message} {ended or 'The ranks with more of them wait for a partner that has left.'}", *where)]
+        return [fault(f"{message} {ended or 'The ranks with more of them hang or fail.'}", *where)]
     return []
 
 
 def _batches(event: Event) -> int | None:
     if event["iterable"]:
         return event["yielded"] if event["drained"] else None
-    batches: int | None = len(event["sizes"]) if event["drained"] and event.get("sizes") else event["batches"]
-    return batches
+    return len(event["sizes"]) if event["drained"] and event.get("sizes") else event["batches"]
 
 
 def _ended(ranks: Sequence[RankRecord]) -> str:
@@ -79,16 +77,12 @@ def _ended(ranks: Sequence[RankRecord]) -> str:
     return ""
 
 
-def _counts_are_known(evidence: Evidence) -> bool:
-    return any(all(_batches(event) is not None for event in events) for events in training_epochs(evidence.ranks))
-
-
 _join = need(
     lambda evidence: not any(rank.of_kind("join") for rank in evidence.ranks),
     not_applicable("The program trains with Join, which is made for unequal numbers of batches."),
 )
 _known_counts = need(
-    _counts_are_known,
+    lambda evidence: any(None not in map(_batches, events) for events in training_epochs(evidence.ranks)),
     cannot_tell("The numbers of batches are not known, because the examination ends before the stream does."),
 )
 NEEDS = (_join, communicating, training_loader, _known_counts)

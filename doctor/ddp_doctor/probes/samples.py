@@ -140,9 +140,9 @@ class SampleProbe:
             loader.worker_init_fn = functools.partial(_in_worker, str(self._file(number, iteration)), original)
 
     def seed_ranks(self) -> None:
-        """Seeds the ranks at the first training batch, if that is the intervention: 1 differently, 0 equally."""
+        """Seeds the ranks equally at the first training batch, if that is the intervention."""
         if "seeds" in self.spec.interventions and not self._seeded:
-            seed_unseen(self.spec.seed + self.recorder.rank * int(self.spec.interventions["seeds"]))
+            seed_unseen(self.spec.seed)
         self._seeded = True
 
     def perturbed(self, batch: Any, loader: int) -> Any:
