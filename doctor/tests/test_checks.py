@@ -116,7 +116,6 @@ ROWS["LD001"] = [
     ("nothing calls set_epoch", "fault", epochs(*AGAIN, runs={"set_epoch": CHANGED})),
     ("the order changes", NOTHING, epochs(*CHANGED)),
     ("shortened epochs", NOTHING, epochs(*AGAIN, told=True, runs={"set_epoch": CHANGED, "whole epochs": CHANGED})),
-    ("whole epochs fail", "unclear", epochs(*AGAIN, told=True, runs={"set_epoch": CHANGED})),
     ("no loader", "cannot tell", epochs()),
 ]
 ROWS["LD002"] = [

@@ -49,11 +49,9 @@ class _Shared(NamedTuple):
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the states of all generators on all ranks where they are drawn from."""
-    found = sorted(_shared(evidence.ranks), key=lambda shared: not shared.data)
-    return [_finding(evidence, found[0])] if found else []
-
-
-def _finding(evidence: Evidence, shared: _Shared) -> Finding:
+    shared = min(_shared(evidence.ranks), key=lambda found: not found.data, default=None)
+    if shared is None:
+        return []
     seeds = [
         event["place"]
         for event in evidence.ranks[0].of_kind("seed")
@@ -62,8 +60,8 @@ def _finding(evidence: Evidence, shared: _Shared) -> Finding:
     place = seeds[-1] if seeds else shared.place
     message = f"At step {shared.step}, ranks draw the same random numbers of {shared.generator}: {shared.what}."
     if shared.data:
-        return fault(message, shared.step, place=place)
-    return note(f"{message} It is not seen that they decide which data a rank gets.", shared.step, place=place)
+        return [fault(message, shared.step, place=place)]
+    return [note(f"{message} It is not seen that they decide which data a rank gets.", shared.step, place=place)]
 
 
 def _shared(ranks: Sequence[RankRecord]) -> Iterator[_Shared]:

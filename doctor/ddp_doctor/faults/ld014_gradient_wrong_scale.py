@@ -6,10 +6,9 @@ from math import isclose
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip, without_batch_norm
-from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison, solve
+from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison, solve, vector
 from ddp_doctor.evidence.requirements import compared, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault
-from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import Run
 
 TITLE = "The gradient has the wrong scale"
@@ -29,9 +28,10 @@ THREADS = ("lightly-ai/lightly#1977", "huggingface/transformers#37474")
 NUMERIC = True
 EXPLAINS = "gradients"
 _EQUAL = 1e-5
-# Compression leaves a residual, which blurs the scale by about as much. Half precision and 8 bits change the length of
-# a gradient by far less than this.
-_TIMES_RESIDUAL, _COMPRESSION = 5, 0.05
+# Compression leaves a residual, which blurs the scale by about as much.
+_TIMES_RESIDUAL = 5
+# Half precision and 8 bits change the length of a gradient by far less than this.
+_COMPRESSION = 0.05
 # A forgotten or repeated division by the number of ranks.
 _POWERS = (-2, -1, 1, 2)
 # Relative; in 64 bits, healthy programs are far below.
@@ -41,8 +41,8 @@ _UNEVEN = 1e-3
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients with the right direction and the wrong length."""
     run = evidence.worked("ranks")
-    if run and (scaled := _scaled_by_hook(run)):
-        return [scaled]
+    if run and (summed := _summed_by_hook(run)):
+        return [summed]
     found = without_batch_norm(evidence)
     if not found.differs or not found.is_weighted or first_divergence(evidence):
         return unmet(evidence, compared)
@@ -65,23 +65,13 @@ def check(evidence: Evidence) -> list[Finding]:
     return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence))]
 
 
-def _scaled_by_hook(run: Run) -> Finding | None:
-    """Finds a communication hook that returns another multiple of the mean of the ranks' gradients."""
-    hooks, names = run.ranks[0].of_kind("comm_hook"), run.ranks[0].tensors
-    keys = [name.removeprefix("hook_out/") for name in names if name.startswith("hook_out/")]
-    for step in sorted({int(key.split("/")[0]) for key in keys}):
-        given, results = (
-            [run.tensors(f"{kind}/{key}") for key in keys if key.startswith(f"{step}/")]
-            for kind in ("hook_in", "hook_out")
-        )
-        if not all([*given, *results]) or any(not torch.equal(own[0], other) for own in results for other in own):
-            continue
-        mean = torch.cat([torch.stack(own).double().mean(0).flatten() for own in given])
-        scale, left = solve([mean], torch.cat([own[0].double().flatten() for own in results]))
-        factor = sum(scale)
-        if factor > 0 and abs(factor - 1) > max(_COMPRESSION, _TIMES_RESIDUAL * left):
-            message = f"The communication hook {hooks[0]['name']} returns {factor:.3g} times the mean of the gradients."
-            return fault(message, step, "", f"{abs(factor - 1):.1e} of the gradient", hooks[0]["place"])
+def _summed_by_hook(run: Run) -> Finding | None:
+    """Finds a communication hook that returns the sum of the ranks' gradients, which the comparison does not use."""
+    for hook in run.ranks[0].of_kind("comm_hook")[:1]:
+        weights, _ = solve([vector(rank, 0, "local") for rank in run.ranks], vector(run.ranks[0], 0, "applied"))
+        if weights and all(isclose(weight, 1, rel_tol=_COMPRESSION) for weight in weights):
+            message = f"The communication hook {hook['name']} returns the sum of the ranks' gradients, not their mean."
+            return fault(message, 0, place=hook["place"])
     return None
 
 

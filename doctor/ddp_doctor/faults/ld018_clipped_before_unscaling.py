@@ -30,8 +30,6 @@ Unscale the gradients before clipping them:
 """
 THREADS = ("pytorch/examples#1196", "milesial/Pytorch-UNet#468")
 EXPLAINS = "weights"
-
-
 _PRECISION = re.compile(r"amp|16|half|scaler|mixed|precision", re.IGNORECASE)
 
 
@@ -64,10 +62,9 @@ def _is_of_scaler(file: SourceFile, call: ast.Call) -> bool:
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds a clip between `scaler.scale` and `scaler.step` without `scaler.unscale_`."""
-    records = [*evidence.ranks, *([evidence.single] if evidence.single else [])]
-    if not any(record.of_kind("scale") for record in records):
+    if not any(record.of_kind("scale") for record in evidence.ranks):
         return [not_reached("No gradient scaler is used.")]
-    return [_finding(*found) for record in records if (found := _scaled_clip(record))][:1]
+    return [_finding(*found) for record in evidence.ranks if (found := _scaled_clip(record))][:1]
 
 
 def _scaled_clip(record: RankRecord) -> tuple[dict[str, Any], float] | None:

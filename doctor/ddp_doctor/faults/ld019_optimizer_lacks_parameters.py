@@ -36,13 +36,10 @@ def check(evidence: Evidence) -> list[Finding]:
     created = {event["optimizer"]: event["place"] for event in record.of_kind("optimizer")}
     place = created.get(frozen[0] if frozen else 0, "") or steps[0]["place"]
     lost = f"{listed(forgotten)} get gradients, but belong to no optimizer and do not change."
-    if frozen:
+    if len(frozen) == len(optimizers):
         event = optimizers[frozen[0]]
         message = f"All {len(event['names'])} parameters of the optimizer ({event['name']}) are frozen."
-        if len(frozen) == len(optimizers):
-            return [fault(message, 0, next(iter(forgotten), ""), "no weight changes", place)]
-        if not forgotten:
-            return [note(message, 0, place=place)]
+        return [fault(message, 0, next(iter(forgotten), ""), "no weight changes", place)]
     if not forgotten:
         return []
     # Parts in evaluation mode, or with weights that were loaded, may be fixed on purpose.

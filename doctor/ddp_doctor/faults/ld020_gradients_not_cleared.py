@@ -27,8 +27,6 @@ Set the gradients to zero after each optimizer step:
 """
 THREADS = ("https://stackoverflow.com/questions/60335387", "facebookresearch/nwm#16")
 NEEDS = (two_steps,)
-
-
 _CLEARS = re.compile(r"zero_?grad|(clear|reset)_?grad|grad_?zero|set_to_none|zero_", re.IGNORECASE)
 
 

@@ -29,8 +29,6 @@ Pass the module's mode to functional dropout:
 """
 THREADS = ("pytorch/pytorch#124464", "deepchem/deepchem#5092")
 NEEDS = (evaluation,)
-
-
 _ON_PURPOSE = re.compile(r"train|augment|corrupt|prenet|mc_|bayes|uncertain|monte", re.IGNORECASE)
 
 

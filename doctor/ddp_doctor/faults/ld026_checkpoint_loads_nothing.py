@@ -27,10 +27,9 @@ THREADS = ("pytorch/examples#1029", "NVIDIA/apex#647")
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds `load_state_dict(strict=False)` whose keys match no key of the module."""
-    records = [*evidence.ranks, *([evidence.single] if evidence.single else [])]
-    if not any(record.of_kind("load_state_dict") for record in records):
+    if not any(record.of_kind("load_state_dict") for record in evidence.ranks):
         return [not_reached("No state is loaded.")]
-    for event in filter(None, map(_unmatched, records)):
+    for event in filter(None, map(_unmatched, evidence.ranks)):
         message = (
             f"load_state_dict(strict=False) of {event['module']} matches no key: the module wants "
             f"{listed(event['missing'])}, but the state has {listed(event['unexpected'])}."

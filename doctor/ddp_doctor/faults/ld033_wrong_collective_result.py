@@ -46,15 +46,13 @@ def check(evidence: Evidence) -> list[Finding]:
         if not _is_averaged_once(run.ranks[0], step):
             continue
         least = _least(run, step, event["names"])
-        for number, rank in enumerate(run.ranks):
+        for number in range(len(run.ranks)):
             keys = [key for key in event["names"] if _is_wrong(run, evidence.single, number, f"{step}/{key}", least)]
             if not keys:
                 continue
-            zero = not any(bool(rank.tensors[f"applied/{step}/{key}"].any()) for key in keys)
-            what = "zero" if zero else "not a combination of those that the ranks computed"
             message = (
-                f"The gradient that rank {rank.rank} steps with is {what} for {len(keys)} parameters, although "
-                "DistributedDataParallel has averaged it: a collective or a communication hook returned wrong values."
+                f"The gradient that rank {number} steps with is no combination of those that the ranks computed for "
+                f"{len(keys)} parameters: a collective or a communication hook returned wrong values."
             )
             return [fault(message, step, names[keys[0]], place=event["place"])]
     return []
