@@ -394,12 +394,10 @@ ROWS["LD018"] = [
     ("no scaler", "not reached", two()),
 ]
 FORGOTTEN: Event = {"unowned": {"body.weight": "same"}}
-FIXED = forward(modes={"body": False, "head": True})
 ROWS["LD019"] = [
     ("parameters belong to no optimizer", "fault", optimizers(**FORGOTTEN)),
     ("all parameters belong to one", NOTHING, optimizers()),
     ("forgotten parameters with loaded weights", "note", optimizers(**FORGOTTEN, loaded=["body.weight"])),
-    ("forgotten parameters in evaluation mode", "note", optimizers(FIXED, **FORGOTTEN)),
     ("one step", "not reached", two()),
 ]
 ROWS["LD020"] = [

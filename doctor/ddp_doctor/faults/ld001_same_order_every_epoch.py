@@ -92,9 +92,5 @@ def _has_second_epoch(evidence: Evidence) -> bool:
     return any(first["base"] == second["base"] and second["set_epoch"] for first, second in pairs)
 
 
-_second_epoch = need(
-    _has_second_epoch,
-    not_reached("No sampler and no data set with set_epoch is trained on for a second epoch."),
-    training_loader,
-)
-NEEDS = (_second_epoch,)
+_REASON = not_reached("No sampler and no data set with set_epoch is trained on for a second epoch.")
+NEEDS = (need(_has_second_epoch, _REASON, training_loader),)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import evaluation_epochs, leak, select_differently, training_epochs
 from ddp_doctor.evidence.requirements import communicating, evaluation, training_loader, unmet
 from ddp_doctor.findings import Finding, fault
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword
 
 TITLE = "The split differs between ranks"
 CAUSE = """\
@@ -24,15 +21,6 @@ Split with a separate generator, and gather what ranks select:
 """
 THREADS = ("Lightning-AI/pytorch-lightning#7728", "Lightning-AI/pytorch-lightning#18638")
 NEEDS = (communicating,)
-
-
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds a split of the data that a program without any seed draws on each rank."""
-    if "random_split" in file.text and file.program.distributed and not file.program.mentions("seed"):
-        for call in file.called("random_split"):
-            given = keyword(call, "generator") or len(call.args) > 2
-            if file.name(call.func).startswith("torch.utils.data") and not given:
-                yield Likely(call, "no generator and no seed: each rank splits the data in its own way.", MEDIUM)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -20,8 +20,7 @@ optimizer.step()
 """
 FIX = """\
 Take every decision about the step on all ranks, from a reduced value, after `backward()`:
-    norm = clip_grad_norm_(model.parameters(), 1.0)
-    if found_inf_on_any_rank: continue    # all-reduce the flag first
+    clip_grad_norm_(model.parameters(), 1.0)    # on each rank
 """
 THREADS = ("deepspeedai/DeepSpeed#1801",)
 EXPLAINS = "weights"

@@ -13,8 +13,7 @@ Each rank, or each micro-batch, divides its loss by its own number of labels, an
 ignored labels make the numbers unequal, a token among few counts more. The noise of the loss hides the error.
 """
 WRONG = """\
-# The mean over the labels of this rank: ranks with few labels count as much as ranks with many.
-loss = cross_entropy(logits, labels, ignore_index=-100)
+loss = cross_entropy(logits, labels, ignore_index=-100)    # the mean over the labels of this rank
 loss.backward()
 """
 FIX = """\

@@ -55,11 +55,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * found.left):
         return []
     if found.method == MICRO_BATCHES and not any(isclose(factor, ranks**power, rel_tol=0.02) for power in _POWERS):
-        message = (
-            f"Several ranks step with {factor:.3g} times the gradient of one process, which got their micro-batches, "
-            "and may have counted other samples if the program divides by their number."
-        )
-        return [cannot_tell(message)]
+        return [cannot_tell(f"One process may count other samples: its gradient is 1 / {factor:.3g} of the ranks'.")]
     cause = "the gradients are summed" if factor > 1 else "the loss is a sum, or divided by the number of ranks again"
     message = f"Several ranks step with {factor:.3g} times the gradient of one process with the same samples: {cause}."
     return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence))]

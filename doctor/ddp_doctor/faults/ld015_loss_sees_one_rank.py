@@ -12,9 +12,8 @@ from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault
 
 TITLE = "The loss sees the samples of one rank"
 CAUSE = """\
-A contrastive loss sees only the local samples unless the embeddings are gathered, and `dist.all_gather` returns tensors
-without a gradient: the loss is right, and the gradient through the other ranks is lacking. A queue or a codebook that
-each rank updates with its own samples is the same fault one step later.
+A contrastive loss sees only the local samples unless they are gathered, and `dist.all_gather` returns no gradient. A
+queue or a codebook that each rank updates with its own samples is the same fault one step later.
 """
 WRONG = """\
 parts = [torch.empty_like(local) for _ in range(world_size)]
@@ -29,8 +28,6 @@ Gather the embeddings with a gradient, which sums over the ranks, and what a que
 THREADS = ("Lightning-Universe/lightning-bolts#179", "facebookresearch/SLIP#31")
 NUMERIC = True
 EXPLAINS = "gradients"
-# What is drawn for a sample does not depend on the others.
-_RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "RReLU"}
 NEEDS = (optimizer_steps,)
 
 
@@ -69,7 +66,7 @@ def _compared(evidence: Evidence) -> list[Finding]:
         return unmet(evidence, compared_at_once)
     where = found.step, found.tensor, found.measured, loss_place(evidence)
     module = f"{found.module} ({found.module_class})"
-    if found.module_class in _RANDOM:
+    if "Dropout" in found.module_class:
         return [cannot_tell(f"The gradients differ, but {module} draws for samples in another order than one process.")]
     if found.module:
         return [depends(f"The outputs of {module} depend on which samples share a rank.", *where)]
@@ -80,10 +77,7 @@ def _compared(evidence: Evidence) -> list[Finding]:
         return [depends(f"{left}: the loss combines the samples of a batch, and sees those of one rank only.", *where)]
     if name := _buffer_of_each_rank(evidence):
         return [fault(f"{left}: each rank updates the buffer {name} with its own samples alone.", *where)]
-    message = (
-        f"{left}, and although the step before agreed: what each rank updates with its own samples is not reduced."
-    )
-    return [depends(message, *where)]
+    return [depends(f"{left}, and the step before agreed: each rank updates something by its own samples.", *where)]
 
 
 def _buffer_of_each_rank(evidence: Evidence) -> str:

@@ -33,10 +33,7 @@ def check(evidence: Evidence) -> list[Finding]:
         found = later_divergence(evidence)
     if found is None or not found.passes or found.passes[-1]["synchronizes"]:
         return []
-    message = (
-        f"Of the {len(found.passes)} passes before the optimizer step, the last one runs within no_sync, so its "
-        "gradients stay on their rank."
-    )
+    message = f"The last of {len(found.passes)} passes before the optimizer step runs within no_sync."
     return [fault(message, found.step, found.tensor, found.measured, found.passes[-1]["place"] or found.place)]
 
 
@@ -45,5 +42,4 @@ def _skips_averaging(evidence: Evidence) -> bool:
     return any(not event["synchronizes"] for event in passes)
 
 
-_no_sync = need(_skips_averaging, not_reached("no_sync is not used."), wrapped)
-NEEDS = (_no_sync, averages_gradients)
+NEEDS = (need(_skips_averaging, not_reached("no_sync is not used."), wrapped), averages_gradients)

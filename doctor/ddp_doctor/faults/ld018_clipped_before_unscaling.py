@@ -26,7 +26,6 @@ FIX = """\
 Unscale the gradients before clipping them:
     scaler.unscale_(optimizer)
     clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
 """
 THREADS = ("pytorch/examples#1196", "milesial/Pytorch-UNet#468")
 EXPLAINS = "weights"

@@ -42,8 +42,8 @@ def check(evidence: Evidence) -> list[Finding]:
         return [fault(message, 0, next(iter(forgotten), ""), "no weight changes", place)]
     if not forgotten:
         return []
-    # Parts in evaluation mode, or with weights that were loaded, may be fixed on purpose.
-    if _is_fixed(record, forgotten) or set(forgotten) <= {name for event in steps for name in event["loaded"]}:
+    # Parts with weights that were loaded may be fixed on purpose.
+    if set(forgotten) <= {name for event in steps for name in event["loaded"]}:
         message = f"{lost} Freeze them with requires_grad_(False), if this is intended."
         return [note(message, 0, forgotten[0], place=place)]
     return [fault(lost, 0, forgotten[0], f"{len(forgotten)} parameters", place)]
@@ -56,12 +56,3 @@ def _forgotten(record: RankRecord) -> list[str]:
     for values in found:
         first = values | first
     return [name for name, value in found[-1].items() if value == first[name]]
-
-
-def _is_fixed(record: RankRecord, names: list[str]) -> bool:
-    """Returns whether all parts with these parameters are in evaluation mode in training, unlike the others."""
-    modes: dict[str, bool] = {}
-    for event in record.of_kind("forward"):
-        if event["gradients"]:
-            modes |= event["modes"]
-    return all(modes.get(name.rpartition(".")[0]) is False for name in names) and any(modes.values())

@@ -58,12 +58,10 @@ def check(evidence: Evidence) -> list[Finding]:
             modes, active = (forward["modes"], forward["random"]) if forward else ({}, [])
             where = event["step"], next(iter(active), ""), f"a rate of {event['rate']:.2g}", event["place"]
             message = f"In evaluation, dropout is active in {listed(active) or 'the model'}"
-            if active and not all(modes.values()):
-                notes.append(note(f"{message}, but the other parts are in evaluation mode.", *where))
-                continue
-            evaluates = modes and all(modes.values())
-            why = "eval() is not called" if evaluates else "it ignores the mode of the model"
-            return [fault(f"{message}: {why}.", *where)]
+            if not active or all(modes.values()):
+                why = "eval() is not called" if modes and all(modes.values()) else "it ignores the mode of the model"
+                return [fault(f"{message}: {why}.", *where)]
+            notes.append(note(f"{message}, but the other parts are in evaluation mode.", *where))
     return notes[:1]
 
 

@@ -59,10 +59,8 @@ def _judged(evidence: Evidence, found: Finding, total: int, evaluator: str) -> l
     if padded:
         worst = max(padded, key=lambda metric: metric.difference)
         name = worst.number.name
-        message = (
-            f"{found.message} With the same weights, {name or 'the metric'} is {worst.number.value:.6g} on several "
-            f"ranks and {worst.expected:.6g} on one process."
-        )
+        values = f"{worst.number.value:.6g} on several ranks and {worst.expected:.6g} on one process"
+        message = f"{found.message} With the same weights, {name or 'the metric'} is {values}."
         # The Trainer of transformers drops the repeated samples of predictions, and not of its loss.
         small = worst.difference <= _SMALL or "transformers" in Path(evaluator).parts
         return [(note if small else fault)(message, found.step, name, found.amount, found.place)]

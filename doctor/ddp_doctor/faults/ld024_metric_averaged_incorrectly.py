@@ -21,8 +21,7 @@ Key = tuple[str, int, int]
 TITLE = "A metric is averaged incorrectly"
 CAUSE = """\
 The mean of the ranks' means is the global mean only for equal numbers of samples, and the mean of an F1 score over
-batches is not the score at all. `self.log(..., sync_dist=True)` averages the ranks, and in Lightning 2.6.6 also rounds
-the number of samples. The curve looks normal.
+batches is not the score at all. `self.log(..., sync_dist=True)` averages the ranks, and rounds the number of samples.
 """
 WRONG = """\
 accuracy = (logits.argmax(1) == labels).float().mean()
@@ -196,11 +195,9 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     changed = _perturbed(evidence, loaders, 1) if metrics else Numbers()
     own = {key for key in metrics if key in changed and changed[key].value == ours[key].value}
     decides = _deciding(evidence, metrics)
-    found = [
-        Metric(ours[key], alone[key].value, key in own, key in decides)
-        for key in sorted(metrics, key=lambda key: (ours[key].step, key))
-    ]
-    sure = [metric for metric in found if metric.own or metric.is_scaled(len(several.ranks))]
+    order = sorted(metrics, key=lambda key: (ours[key].step, key))
+    found = {key: Metric(ours[key], alone[key].value, key in own, key in decides) for key in order}
+    sure = [metric for metric in found.values() if metric.own or metric.is_scaled(len(several.ranks))]
     if len(sure) < len(found):
         if not _evaluated(several.ranks, loaders) <= _evaluated(one.ranks, loaders):
             return sure, "The ranks evaluate other samples than one process."
@@ -208,11 +205,8 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
         other = evidence.run("fixed weights, other draws", world_size=1, same_seed=True, interventions=draws)
         if not other.worked or _differing(alone, _numbers(other.ranks[0]), metrics):
             return sure, "The metrics depend on random numbers."
-    small = {
-        metric.number.name for metric in found if metric.decides and not metric.own and metric.difference <= _LARGE
-    }
-    unclear = [key for key in metrics if ours[key].name in small]
-    return [*found, *_with_other_weights(evidence, unclear, _LARGE)], ""
+    unclear = [key for key in decides - own if found[key].difference <= _LARGE]
+    return [*found.values(), *_with_other_weights(evidence, unclear, _LARGE)], ""
 
 
 def _monitored(evidence: Evidence) -> set[str]:

@@ -13,9 +13,8 @@ from ddp_doctor.records.run import RankRecord, Run
 
 TITLE = "A resumed run loses state"
 CAUSE = """\
-A checkpoint that lacks the scheduler, the averaged weights or the optimizer resumes with their initial values, and one
-of rank 0 has its own position in the data and its own generators, with which all ranks continue. The loss has a small
-bump and recovers, so that the difference is attributed to chance.
+A checkpoint that lacks the scheduler, the averaged weights or the optimizer resumes with their initial values, and with
+one of rank 0, all ranks continue with its position in the data and its generators. The loss has only a small bump.
 """
 WRONG = """\
 torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, path)
@@ -171,10 +170,11 @@ def _steps_of_epoch(record: RankRecord, first: int = 0) -> list[Event]:
 
 def _repeated_epoch(first: RankRecord, resumed: RankRecord, step: int) -> str:
     """Compares the epoch that is trained after a checkpoint, as the sampler is told it."""
-    before = [event["number"] for event in first.of_kind("set_epoch") if event["step"] < step][-1:]
-    after = [event["number"] for event in first.of_kind("set_epoch") if event["step"] == step][:1]
+    told = [(event["step"], event["number"]) for event in first.of_kind("set_epoch")]
+    before = [number for at, number in told if at < step][-1:]
+    after = [number for at, number in told if at == step][:1]
     again = [event["number"] for event in resumed.of_kind("set_epoch")][:1]
-    if not before or not after or again != before or after == before:
+    if not (before and after and again == before != after):
         return ""
     return f"The checkpoint is saved at the end of epoch {before[0]}, which a resumed run trains again."
 

@@ -23,9 +23,7 @@ if dist.get_rank() == 0:
 """
 FIX = """\
 Call collectives on all ranks, restrict only the output to rank 0, and evaluate there with `ddp.module`:
-    loss = all_reduce_mean(loss)    # every rank
-    if rank == 0:
-        print(loss)
+    dist.all_reduce(loss)    # before the condition
 In Lightning, log the same keys in the same order on all ranks, if need be with a sum and a count of zero.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#19106", "Lightning-AI/pytorch-lightning#21409", "pytorch/pytorch#54059")

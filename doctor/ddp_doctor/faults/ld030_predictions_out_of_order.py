@@ -15,9 +15,8 @@ Each rank predicts only its part, which a sampler has interleaved and padded: a 
 put one after the other are in the wrong order. The number of rows may still be right.
 """
 WRONG = """\
-# Those of one rank, in the order of its sampler.
 predictions = torch.cat([model(batch) for batch in loader])
-torch.save(predictions, 'predictions.pt')
+torch.save(predictions, 'predictions.pt')    # those of one rank, in the order of its sampler
 """
 FIX = """\
 Save the index with each prediction, and sort, in Lightning by a `BasePredictionWriter` with `batch_indices`:

@@ -88,10 +88,5 @@ def _grows(epochs: Sequence[Sequence[int]]) -> bool:
     return bool(epochs) and all(before < after for nodes in epochs for before, after in pairwise(nodes[1:]))
 
 
-_three_steps = need(
-    lambda evidence: any(map(_nodes, evidence.trained)),
-    cannot_tell("Fewer than three steps of an epoch were seen at their start."),
-    optimizer_steps,
-    training_loader,
-)
-NEEDS = (_three_steps,)
+_REASON = cannot_tell("Fewer than three steps of an epoch were seen at their start.")
+NEEDS = (need(lambda evidence: any(map(_nodes, evidence.trained)), _REASON, optimizer_steps, training_loader),)

@@ -37,12 +37,7 @@ def check(evidence: Evidence) -> list[Finding]:
         found = [one for one in found if one.decides != STEPS]
     for one in found[:1]:
         message = f"By `{one.text}`, each rank decides by a value of its own {one.decides}: {one.how}."
-        ended = [rank for rank in evidence.ranks if one.taken and rank.end["reached_end"]]
-        if len(ended) in {0, len(evidence.ranks)}:
-            return [fault(message, place=one.place)]
-        step = len(ended[0].of_kind("stepped"))
-        message += f" Rank {ended[0].rank} stops after {step} optimizer steps, and the others wait for it."
-        return [fault(message, step, place=one.place)]
+        return [fault(message, place=one.place)]
     if schedule := different_metrics(evidence):
         event, values = schedule
         shown = " and ".join(f"{value:.6g}" for value in values[:2])

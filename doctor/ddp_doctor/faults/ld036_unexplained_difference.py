@@ -10,9 +10,8 @@ from ddp_doctor.findings import Finding, cannot_tell, fault, listed, unclear
 
 TITLE = "Ranks have different weights"
 CAUSE = """\
-The ranks train different weights although they average their gradients: one rank alone restores or loads something, a
-network that is not trained, such as a teacher, differs, or the program changes weights every few steps. The same check
-reports every difference between the ranks, and to one process, that no other check explains.
+One rank alone loads something, a network that is not trained, such as a teacher, differs, or the program changes
+weights every few steps. Every difference of the ranks, also to one process, that no other check explains is reported.
 """
 WRONG = """\
 target = copy.deepcopy(online)    # each rank has its own target

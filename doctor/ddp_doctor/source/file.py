@@ -12,10 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
-from ddp_doctor.findings import Verdict
-
-# How often a pattern is right: the first ones change the exit code.
-HIGH, MEDIUM = Verdict.FAULT, Verdict.UNCLEAR
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Loop = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -28,12 +24,10 @@ class Likely:
     Attributes:
         node: The place.
         message: What is read there, in one sentence.
-        precision: `HIGH` or `MEDIUM`.
     """
 
     node: ast.expr | ast.stmt
     message: str
-    precision: Verdict = HIGH
 
 
 class Program:
