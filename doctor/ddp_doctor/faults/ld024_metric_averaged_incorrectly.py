@@ -47,6 +47,8 @@ _LARGE = 0.01
 _READ = 1e-6
 # Training epochs that are examined.
 _EPOCHS = 2
+# The ways in which samples are changed. A network that is not trained may put all into one class, unless they are large.
+_FACTORS = (-8.0, 0.5)
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -190,10 +192,12 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     if not differ:
         return _with_other_weights(evidence, [key for key in known if ours[key].value in _EXTREME]), ""
     # What the samples of the evaluation do not change is no metric.
-    changed = _perturbed(evidence, loaders, 0)
+    changed = _perturbed(evidence, loaders, 0, _FACTORS[0])
     metrics = {key for key in differ if key in changed and changed[key].value != ours[key].value}
-    changed = _perturbed(evidence, loaders, 1) if metrics else Numbers()
-    own = {key for key in metrics if key in changed and changed[key].value == ours[key].value}
+    own = metrics
+    for factor in _FACTORS:
+        changed = _perturbed(evidence, loaders, 1, factor) if own else {}
+        own = {key for key in own if key in changed and changed[key].value == ours[key].value}
     decides = _deciding(evidence, metrics)
     order = sorted(metrics, key=lambda key: (ours[key].step, key))
     found = {key: Metric(ours[key], alone[key].value, key in own, key in decides) for key in order}
@@ -260,11 +264,12 @@ def _repeated(evidence: Evidence) -> set[Key]:
     return {key for key in first if key in second and abs(first[key].value - second[key].value) <= first[key].rounding}
 
 
-def _perturbed(evidence: Evidence, loaders: Sequence[int], first: int) -> Numbers:
+def _perturbed(evidence: Evidence, loaders: Sequence[int], first: int, factor: float) -> Numbers:
     """Returns the numbers of rank 0 if the samples of the evaluation change on the ranks from `first` on."""
-    change = {"still": True, "perturb": [first, *loaders]}
-    run = evidence.run(f"fixed weights, other samples from rank {first} on", same_seed=True, interventions=change)
-    return _numbers(run.ranks[0]) if run.worked else Numbers()
+    change = {"still": True, "perturb": [first, *loaders], "factor": factor}
+    name = f"fixed weights, other samples from rank {first} on ({factor})"
+    run = evidence.run(name, same_seed=True, interventions=change)
+    return _numbers(run.ranks[0]) if run.worked else {}
 
 
 def _divided_loaders(ranks: Sequence[RankRecord]) -> list[int]:

@@ -150,14 +150,14 @@ class SampleProbe:
         first, *loaders = self.spec.interventions.get("perturb") or [0]
         if loader not in loaders or self.recorder.rank < first:
             return batch
+        factor = self.spec.interventions["factor"]
 
         def change(leaf: torch.Tensor) -> torch.Tensor:
             if leaf.is_floating_point():
                 # Labels may be 0.0 and 1.0, and a metric may reject others.
                 is_label = leaf.numel() == len(leaf) and bool((leaf == leaf.round()).all()) if leaf.ndim else False
-                # A network that is not trained may put small ones into one class.
-                return leaf.flip(0) if is_label else -8 * leaf.flip(0)
-            return leaf if leaf.ndim < 2 else leaf.roll(1, -1)
+                return leaf.flip(0) if is_label else factor * leaf.flip(0)
+            return leaf if leaf.ndim < 2 else leaf.flip(-1) if factor > 0 else leaf.roll(1, -1)
 
         return tree_map(change, batch)
 
