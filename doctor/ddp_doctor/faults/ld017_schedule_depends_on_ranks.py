@@ -61,7 +61,7 @@ def _by_calls(evidence: Evidence, record: RankRecord, count: int, times: int, pl
     longer = evidence.run("a longer epoch of the ranks", steps=_MOST_STEPS)
     found = _by_rates(evidence, longer.ranks[0] if longer.worked else record, count)
     if not found or found[0].verdict is Verdict.CANNOT_TELL:
-        return note(f"{message} It ends too early, unless its length counts the steps of one process.", place=place)
+        return note(f"{message} Its length must count the steps of one process, or it ends too early.", place=place)
     return fault(f"{message} It is also shorter, so it ends too early. {found[0].message}", found[0].step, place=place)
 
 

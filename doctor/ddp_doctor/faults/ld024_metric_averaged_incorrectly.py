@@ -47,7 +47,7 @@ _LARGE = 0.01
 _READ = 1e-6
 # Training epochs that are examined.
 _EPOCHS = 2
-# The ways in which samples are changed. A network that is not trained may put all into one class, unless they are large.
+# The ways in which samples are changed: a network that is not trained may put small ones into one class.
 _FACTORS = (-8.0, 0.5)
 
 
