@@ -10,7 +10,6 @@ from ddp_doctor.evidence.order import contents, leak, training_epochs
 from ddp_doctor.evidence.requirements import communicating, map_style, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed
 from ddp_doctor.lazy import torch
-from ddp_doctor.records.run import RankRecord
 
 Rows = list[list[list[float]]]
 # Values of one process, and those of the same samples on a rank.
@@ -58,9 +57,10 @@ def _own_part(evidence: Evidence) -> Finding | None:
     process, or values that are a function of these: a line (another mean and scale), or a table (another numbering).
     """
     for event in evidence.single.of_kind("rows") if evidence.single else ():
-        alone, parts = event["rows"], [_rows(rank, event["base"]) for rank in evidence.ranks]
+        alone = event["rows"]
+        parts = [one["rows"] for rank in evidence.ranks for one in rank.of_kind("rows") if one["base"] == event["base"]]
         sizes = [len(part) for part in parts]
-        if min(sizes, default=0) < _LEAST_SAMPLES or abs(sum(sizes) - len(alone)) > len(sizes):
+        if len(parts) < len(evidence.ranks) or min(sizes) < _LEAST_SAMPLES or abs(sum(sizes) - len(alone)) > len(sizes):
             continue
         for mapped in _mappings(sizes):
             found = [
@@ -74,10 +74,6 @@ def _own_part(evidence: Evidence) -> Finding | None:
                 place = next((event["place"] for events in training_epochs(evidence.ranks) for event in events), "")
                 return fault(message, 0, f"value {leaf} of {event['dataset']}", place=place)
     return None
-
-
-def _rows(record: RankRecord, base: int) -> Rows:
-    return next((event["rows"] for event in record.of_kind("rows") if event["base"] == base), [])
 
 
 def _mappings(sizes: Sequence[int]) -> Iterator[Sequence[Sequence[int]]]:

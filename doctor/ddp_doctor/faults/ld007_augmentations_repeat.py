@@ -54,8 +54,7 @@ def _workers(rank: RankRecord) -> Finding | None:
 
 def _random_data(evidence: Evidence) -> Finding | None:
     """A data set is random when it is called directly."""
-    bases = {(rank.rank, event["base"]): rank for rank in evidence.ranks for event in rank.training_epochs}
-    calls = [calls_of(rank, base) for (_, base), rank in bases.items()]
+    calls = [calls_of(rank, event["base"]) for rank in evidence.ranks for event in rank.training_epochs]
     if any(call and call["random"] for call in calls):
         return None
     if None in calls:

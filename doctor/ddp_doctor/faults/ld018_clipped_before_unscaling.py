@@ -63,7 +63,10 @@ def check(evidence: Evidence) -> list[Finding]:
     """Finds a clip between `scaler.scale` and `scaler.step` without `scaler.unscale_`."""
     if not any(record.of_kind("scale") for record in evidence.ranks):
         return [not_reached("No gradient scaler is used.")]
-    return [_finding(*found) for record in evidence.ranks if (found := _scaled_clip(record))][:1]
+    for clip, scale in filter(None, map(_scaled_clip, evidence.ranks)):
+        message = f"{clip['function']} runs while the gradients are scaled: scaler.unscale_ is not called before it."
+        return [fault(message, clip["step"], "", f"limit {clip['limit']:g} for a scale of {scale:g}", clip["place"])]
+    return []
 
 
 def _scaled_clip(record: RankRecord) -> tuple[dict[str, Any], float] | None:
@@ -84,8 +87,3 @@ def _scaled_clip(record: RankRecord) -> tuple[dict[str, Any], float] | None:
                 return found
             scale, found = None, None
     return None
-
-
-def _finding(clip: dict[str, Any], scale: float) -> Finding:
-    message = f"{clip['function']} runs while the gradients are scaled: scaler.unscale_ is not called before it."
-    return fault(message, clip["step"], "", f"limit {clip['limit']:g} for a scale of {scale:g}", clip["place"])

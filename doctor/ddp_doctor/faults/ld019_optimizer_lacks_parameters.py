@@ -30,15 +30,11 @@ def check(evidence: Evidence) -> list[Finding]:
     record = next(rank for rank in evidence.trained if len(rank.of_kind("step")) > 1)
     steps = record.of_kind("step")
     forgotten = _forgotten(record)
-    optimizers = {event["optimizer"]: event for event in steps}
-    trained = {event["optimizer"] for event in steps if len(event["frozen"]) < len(event["names"])}
-    frozen = [number for number in optimizers if number not in trained]
-    created = {event["optimizer"]: event["place"] for event in record.of_kind("optimizer")}
-    place = created.get(frozen[0] if frozen else 0, "") or steps[0]["place"]
+    created = [event["place"] for event in record.of_kind("optimizer") if event["place"]]
+    place = created[0] if created else steps[0]["place"]
     lost = f"{listed(forgotten)} get gradients, but belong to no optimizer and do not change."
-    if len(frozen) == len(optimizers):
-        event = optimizers[frozen[0]]
-        message = f"All {len(event['names'])} parameters of the optimizer ({event['name']}) are frozen."
+    if all(len(event["frozen"]) == len(event["names"]) for event in steps):
+        message = f"All {len(steps[0]['names'])} parameters of the optimizer ({steps[0]['name']}) are frozen."
         return [fault(message, 0, next(iter(forgotten), ""), "no weight changes", place)]
     if not forgotten:
         return []

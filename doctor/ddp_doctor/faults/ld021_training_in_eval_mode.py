@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import permutations, takewhile
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.requirements import need
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 
@@ -108,11 +109,8 @@ def _names(parts: set[Part]) -> str:
     return listed([f"{kind}.{name}" if name else kind for kind, name in sorted(parts)])
 
 
-def _forward_passes(evidence: Evidence) -> Finding | None:
-    """Forward passes that lead to a backward pass were seen on all ranks."""
-    if evidence.trained and all(map(_modes, evidence.trained)):
-        return None
-    return cannot_tell("No forward pass of a module that leads to a backward pass was seen.")
-
-
+_forward_passes = need(
+    lambda evidence: bool(evidence.trained) and all(map(_modes, evidence.trained)),
+    cannot_tell("No forward pass of a module that leads to a backward pass was seen."),
+)
 NEEDS = (_forward_passes,)

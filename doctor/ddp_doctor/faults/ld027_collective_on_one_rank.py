@@ -50,7 +50,7 @@ def check(evidence: Evidence) -> list[Finding]:
             return [fault(message, one["step"], tensor=one["name"], place=one["place"])]
         if (_joins(first) or not uneven) and (found := _mismatch(first, other)):
             # A rank that has stopped alone calls no collective: LD034.
-            return [] if stopping_decision(evidence) else [_finding(*found)]
+            return [] if stopping_decision(evidence) else [found]
     return []
 
 
@@ -73,8 +73,8 @@ def _reduced(record: RankRecord) -> dict[tuple[bool, bool], list[Event]]:
     return found
 
 
-def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, Event, RankRecord, str] | None:
-    """Returns the rank that leaves the common sequence, its event, the other rank, and what that one does instead."""
+def _mismatch(first: RankRecord, second: RankRecord) -> Finding | None:
+    """Finds the collective with which a rank leaves the common sequence."""
     ranks, sequences = (first, second), [_sequence(record) for record in (first, second)]
     for number in range(max(map(len, sequences))):
         ends = [sequence[number] if number < len(sequence) else ("", {}) for sequence in sequences]
@@ -84,19 +84,14 @@ def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, Event,
             extra = next((place for place in (0, 1) if names[place] not in {"", _TRAINING, _BACKWARD}), None)
             if extra is None:
                 return None
-            other = ranks[1 - extra]
+            rank, event, other, name = ranks[extra], ends[extra][1], ranks[1 - extra], names[1 - extra]
             # A rank that has joined waits for the others.
-            if not names[1 - extra] and not other.end["reached_end"] and not _joins(other):
+            if not name and not other.end["reached_end"] and not _joins(other):
                 return None
-            return ranks[extra], ends[extra][1], other, names[1 - extra]
+            does = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}"
+            message = f"Rank {rank.rank} calls {event.get('op', _BUFFERS)}, but rank {other.rank} "
+            return fault(f"{message}{does if name else 'has ended or joined'}.", event["step"], place=event["place"])
     return None
-
-
-def _finding(rank: RankRecord, event: Event, other: RankRecord, name: str) -> Finding:
-    call = event.get("op", _BUFFERS)
-    instead = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}" if name else "has ended or joined"
-    message = f"Rank {rank.rank} calls {call}, but rank {other.rank} {instead}."
-    return fault(message, event["step"], place=event["place"])
 
 
 def _sequence(record: RankRecord) -> list[tuple[str, Event]]:
