@@ -77,10 +77,7 @@ def _same_rows(evidence: Evidence) -> Finding | None:
     shared, least = len(set(rows[0]).intersection(*rows[1:])), min(map(len, rows))
     if shared <= least / 4 or (rows[0] == rows[-1] and divides_batches(evidence)):
         return None
-    message = (
-        f"Each rank takes {least} different samples, of which {shared} are also those of the others: nothing divides "
-        "them, or a permutation that is not the same on all ranks. Draw it from one seed on all ranks."
-    )
+    message = f"A rank shares {shared} of its {least} samples with the others: nothing divides them, or unequally."
     return fault(message, 0, amount=f"{shared} of {least} samples", place=calls[0][0]["place"])
 
 

@@ -65,11 +65,11 @@ def _among_ranks(evidence: Evidence, events: list[Event]) -> list[Finding]:
             continue
         if lists[0] == lists[1] and divides_batches(evidence):
             continue
+        common = f"{shared} of {least} samples"
         message = (
-            f"{names(pair).capitalize()} read the same {shared} samples of {least} from the {events[0]['dataset']}: "
-            "the stream is not divided among the ranks and their workers."
+            f"{names(pair).capitalize()} read the same {common} of the {events[0]['dataset']}: nothing divides it."
         )
-        return [fault(message, events[0]["step"], "", f"{shared} of {least} samples", events[0]["place"])]
+        return [fault(message, events[0]["step"], "", common, events[0]["place"])]
     return []
 
 

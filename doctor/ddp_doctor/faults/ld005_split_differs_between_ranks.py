@@ -28,10 +28,8 @@ def check(evidence: Evidence) -> list[Finding]:
     found = leak(evidence.ranks)
     if found is None:
         return ([] if evidence.faulty else _divided(evidence)) or unmet(evidence, evaluation, training_loader)
-    message = (
-        f"Rank {found.trains} trains with {found.shared} of the {found.of} samples with which rank {found.validates} "
-        f"validates: each rank splits the data in its own way."
-    )
+    shared = f"{found.shared} of the {found.of} samples with which rank {found.validates} validates"
+    message = f"Rank {found.trains} trains with {shared}: each rank splits the data in its own way."
     return [fault(message, found.event["step"], place=found.event["place"])]
 
 
@@ -39,9 +37,7 @@ def _divided(evidence: Evidence) -> list[Finding]:
     """Finds samplers that divide the positions of a Subset, which has other samples on each rank."""
     for events in (*training_epochs(evidence.trained), *evaluation_epochs(evidence.trained)):
         if all(event.get("divided") for event in events) and select_differently(events):
-            message = (
-                f"The {events[0]['sampler']} divides the positions of a Subset among the ranks, but the Subset has "
-                "other samples on each rank: some samples are used twice, and some by no rank."
-            )
+            what = "the positions of a Subset, which has other samples on each rank"
+            message = f"The {events[0]['sampler']} divides {what}: some are used twice, and some never."
             return [fault(message, events[0]["step"], place=events[0]["place"])]
     return []

@@ -43,11 +43,9 @@ def _workers(rank: RankRecord) -> Finding | None:
                 first, other = begun.setdefault((event["base"], name, states[name]), (event, worker))
                 known = first["epoch"] != event["epoch"] or first["loader"] == event["loader"]
                 if (first, other) != (event, worker) and known:
-                    message = (
-                        f"On rank {rank.rank}, worker {worker} begins epoch {event['epoch']} with the same random "
-                        f"numbers of {name} as worker {other} began epoch {first['epoch']}, and the "
-                        f"{event['dataset']} draws from them."
-                    )
+                    begins = f"worker {worker} of rank {rank.rank} begins epoch {event['epoch']}"
+                    again = f"worker {other} began epoch {first['epoch']}"
+                    message = f"As {again}, {begins} with the same random numbers of {name}, which its data draw."
                     return fault(message, event["step"], place=event["place"])
     return None
 

@@ -40,9 +40,6 @@ def check(evidence: Evidence) -> list[Finding]:
     if max(weights) - min(weights) < _EQUAL * ranks:
         return []
     shares = ", ".join(f"{weight:.6g} for rank {rank}" for rank, weight in enumerate(weights))
-    message = (
-        f"The gradient of the whole batch is a mean of those of the ranks with unequal weights ({shares}), but each "
-        f"counts {1 / ranks:.6g}: the ranks divide by unequal numbers of samples, labels or tokens."
-    )
+    message = f"The ranks' gradients should count {shares}: they divide by unequal numbers of samples or labels."
     verdict = note if max(abs(weight * ranks - 1) for weight in weights) < _NEGLIGIBLE else fault
     return [verdict(message, found.step, found.tensor, found.measured, loss_place(evidence))]

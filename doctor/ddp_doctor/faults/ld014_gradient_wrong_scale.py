@@ -78,8 +78,5 @@ def _changed_before_the_step(evidence: Evidence, found: RankComparison) -> list[
     if not uneven or own_clip(evidence):
         return []
     numbers = ", ".join(f"{weight / max(found.passes, key=abs):.3g}" for weight in found.passes)
-    message = (
-        f"The backward passes of a step count unequally on several ranks ({numbers}), and equally on one process: "
-        "a gradient that was already summed over the ranks is summed again after the next pass."
-    )
+    message = f"The passes of a step count unequally ({numbers}): what was summed over the ranks is summed again."
     return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence))]

@@ -43,10 +43,8 @@ def check(evidence: Evidence) -> list[Finding]:
         return found
     derivative = measure(evidence)
     if derivative.differs:
-        message = (
-            f"The ranks step with {derivative.quotient:.3g} times the derivative of the mean of their losses: a "
-            "collective passes no gradient, or some gradients are not averaged. On one process, it is the derivative."
-        )
+        times = f"{derivative.quotient:.3g} times the derivative of their mean loss"
+        message = f"Unlike one process, the ranks step with {times}: a collective passes no gradient."
         amount = f"{abs(derivative.quotient - 1):.1e} of the gradient"
         return [fault(message, derivative.step, "", amount, _collective(evidence) or loss_place(evidence))]
     told = " The gradient is the derivative of what the ranks compute." if derivative.is_right else ""

@@ -63,9 +63,7 @@ def _optimizer(step: ast.Call) -> ast.expr | None:
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients that an optimizer has applied, and that are present at the next backward pass."""
     for event in (event for record in evidence.trained for event in record.of_kind("step") if event["stale"]):
-        message = (
-            f"The gradients of {listed(event['stale'])} are those of an earlier step when the backward pass of step "
-            f"{event['step']} begins, so they are applied again."
-        )
+        stale = listed(event["stale"])
+        message = f"The gradients of {stale}, which were applied, are applied again in step {event['step']}."
         return [fault(message, event["step"], event["stale"][0], place=event["place"])]
     return []

@@ -64,8 +64,7 @@ def check(evidence: Evidence) -> list[Finding]:
         if _grows(counts):
             nodes = ", ".join(map(str, counts[0][:6]))
             message = (
-                f"Live tensors of rank {record.rank} keep the graphs of earlier steps: the number of graph nodes at "
-                f"the start of each step is {nodes} and so on."
+                f"Rank {record.rank} keeps the graphs of earlier steps: {nodes} ... nodes of graphs when steps begin."
             )
             place = next((event["place"] for event in record.training_epochs if event["place"]), "")
             return [fault(message, 1, place=place or loss_place(evidence))]

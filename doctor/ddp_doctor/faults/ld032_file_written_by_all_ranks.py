@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +32,14 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _files(evidence: Evidence) -> list[Finding]:
-    writes = [(record.rank, record.of_kind("save", "open")) for record in evidence.ranks]
     locked = {event["path"] for record in evidence.ranks for event in record.of_kind("lock")}
-    # The locks that more than one rank holds when it writes.
-    held = Counter(lock for _, events in writes for lock in {lock for event in events for lock in event["locks"]})
-    common = {lock for lock, holders in held.items() if holders > 1}
     writers: dict[str, dict[int, dict[str, Any]]] = {}
-    for rank, events in writes:
-        for event in events:
-            # A file that is locked, or written under a lock of all ranks, has one writer at a time.
-            alone = event["path"] in locked or common.intersection(event["locks"])
+    for record in evidence.ranks:
+        for event in record.of_kind("save", "open"):
+            # A file that is locked, or written under a lock, has one writer at a time.
+            alone = event["path"] in locked or event["locks"]
             if event["place"] and not alone and (event["kind"] == "save" or event["mode"]):
-                writers.setdefault(event["path"], {}).setdefault(rank, event)
+                writers.setdefault(event["path"], {}).setdefault(record.rank, event)
     shared = {path: found for path, found in writers.items() if len(found) > 1}
     replaced = {path: found for path, found in shared.items() if any(map(_replaces, found.values()))}
     for verdict, files in ((fault, replaced), (note, shared)):

@@ -31,10 +31,7 @@ NEEDS = (batch_norm,)
 def check(evidence: Evidence) -> list[Finding]:
     """Finds batch norms in training mode within a part whose weights never change while others are trained."""
     for event, names in filter(None, map(_frozen, evidence.trained)):
-        message = (
-            f"{listed(names)} of {event['module']} is in training mode: its running statistics change, although the "
-            "weights of the part that contains it are frozen and do not."
-        )
+        message = f"{listed(names)} of {event['module']} changes its running statistics, although its part is frozen."
         return [fault(message, event["step"], names[0], place=event["place"])]
     return []
 

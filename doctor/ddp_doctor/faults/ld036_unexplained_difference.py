@@ -32,10 +32,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if held := None if found else _held_differently(evidence):
         return [held]
     if later := None if found or evidence.faulty else later_divergence(evidence):
-        message = (
-            f"After optimizer step {later.step}, the ranks have different weights, and all steps before agree: what "
-            "the program does every few steps only differs between the ranks."
-        )
+        message = f"After optimizer step {later.step}, what the program does every few steps differs between the ranks."
         return [fault(message, later.step, later.tensor, later.measured, later.place)]
     if evidence.explained:
         return []
@@ -48,10 +45,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if reference.cannot:
         return [cannot_tell(f"The ranks and one process were not compared: {reference.cannot}.")]
     if reference.differs and not found:
-        message = (
-            "The ranks train with another gradient than one process with the same samples, and no other check knows "
-            "the cause. It can be a fault, or something that the doctor does not repeat on one process."
-        )
+        message = "The ranks train with another gradient than one process with the same samples, for an unknown cause."
         return [unclear(message, reference.step, reference.tensor, reference.measured, loss_place(evidence))]
     return []
 
