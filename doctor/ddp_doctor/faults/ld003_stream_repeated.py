@@ -66,9 +66,7 @@ def _among_ranks(evidence: Evidence, events: list[Event]) -> list[Finding]:
         if lists[0] == lists[1] and divides_batches(evidence):
             continue
         common = f"{shared} of {least} samples"
-        message = (
-            f"{names(pair).capitalize()} read the same {common} of the {events[0]['dataset']}: nothing divides it."
-        )
+        message = f"{names(pair).capitalize()} read {common} of the {events[0]['dataset']} alike: nothing divides it."
         return [fault(message, events[0]["step"], "", common, events[0]["place"])]
     return []
 

@@ -63,9 +63,7 @@ def check(evidence: Evidence) -> list[Finding]:
         counts = _nodes(longer.ranks[record.rank]) if longer.worked else []
         if _grows(counts):
             nodes = ", ".join(map(str, counts[0][:6]))
-            message = (
-                f"Rank {record.rank} keeps the graphs of earlier steps: {nodes} ... nodes of graphs when steps begin."
-            )
+            message = f"Rank {record.rank} keeps the graphs of earlier steps, which begin with {nodes} ... graph nodes."
             place = next((event["place"] for event in record.training_epochs if event["place"]), "")
             return [fault(message, 1, place=place or loss_place(evidence))]
     return []

@@ -32,7 +32,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if held := None if found else _held_differently(evidence):
         return [held]
     if later := None if found or evidence.faulty else later_divergence(evidence):
-        message = f"After optimizer step {later.step}, what the program does every few steps differs between the ranks."
+        message = f"After optimizer step {later.step}, weights differ by what the program does every few steps only."
         return [fault(message, later.step, later.tensor, later.measured, later.place)]
     if evidence.explained:
         return []
@@ -45,7 +45,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if reference.cannot:
         return [cannot_tell(f"The ranks and one process were not compared: {reference.cannot}.")]
     if reference.differs and not found:
-        message = "The ranks train with another gradient than one process with the same samples, for an unknown cause."
+        message = "The ranks have another gradient than one process: a fault, or what the doctor does not repeat there."
         return [unclear(message, reference.step, reference.tensor, reference.measured, loss_place(evidence))]
     return []
 
