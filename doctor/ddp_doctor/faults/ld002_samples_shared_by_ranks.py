@@ -77,9 +77,7 @@ def _same_rows(evidence: Evidence) -> Finding | None:
     shared, least = len(set(rows[0]).intersection(*rows[1:])), min(map(len, rows))
     if shared <= least / 4 or (rows[0] == rows[-1] and divides_batches(evidence)):
         return None
-    message = (
-        f"Ranks share {shared} of {least} samples: nothing divides them, or each divides a permutation of its own."
-    )
+    message = f"Ranks share {shared} of {least} samples: nothing divides them, or each draws a permutation of its own."
     return fault(message, 0, amount=f"{shared} of {least} samples", place=calls[0][0]["place"])
 
 
