@@ -40,8 +40,6 @@ def check(evidence: Evidence) -> list[Finding]:
     if max(weights) - min(weights) < _EQUAL * ranks:
         return []
     shares = ", ".join(f"{weight:.6g} for rank {rank}" for rank, weight in enumerate(weights))
-    message = (
-        f"The gradients should count {shares}, not {1 / ranks:.6g} each: the ranks have unequal numbers of labels."
-    )
+    message = f"Ranks should count {shares}, not {1 / ranks:.6g} each: their numbers of labels are unequal."
     verdict = note if max(abs(weight * ranks - 1) for weight in weights) < _NEGLIGIBLE else fault
     return [verdict(message, found.step, found.tensor, found.measured, loss_place(evidence))]
