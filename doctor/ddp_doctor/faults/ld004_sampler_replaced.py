@@ -54,10 +54,8 @@ def replaced_sampler(evidence: Evidence) -> Finding | None:
         return None
     if len(lost) <= max(*one["sizes"], 1) * len(several) and len(lost) <= drawn / 4:
         return None
-    message = (
-        f"The sampler is a {one['sampler']} on one process and a {several[0]['sampler']} on {len(several)} ranks: "
-        f"{len(lost)} of its samples are lost."
-    )
+    kinds = f"a {one['sampler']} on one process and a {several[0]['sampler']} on {len(several)} ranks"
+    message = f"The sampler is {kinds}: {len(lost)} of its samples are lost."
     return _finding(message, len(lost), len(alone), one)
 
 

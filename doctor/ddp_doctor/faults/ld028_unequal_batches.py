@@ -44,7 +44,7 @@ def check(evidence: Evidence) -> list[Finding]:
             continue
         counts = ", ".join(f"{count} on rank {rank.rank}" for count, rank in zip(known, ranks, strict=True))
         message = f"Epoch {events[0].get('epoch', 0)} has unequal numbers of batches: {counts}."
-        where = min(known), "", " and ".join(map(str, known)) + " batches", events[0]["place"]
+        where = min(known), "", counts, events[0]["place"]
         ended = _ended(ranks)
         if not ended and max(known) <= _MOST_BATCHES:
             seconds = min(evidence.spec.timeout, _SECONDS + 2 * evidence.runs["ranks"].seconds)
@@ -72,8 +72,7 @@ def _ended(ranks: Sequence[RankRecord]) -> str:
         for ended, rank in zip(events, ranks, strict=True):
             longer = [other for other, event in zip(ranks, events, strict=True) if event["yielded"] > ended["yielded"]]
             if ended["complete"] and longer:
-                number = ended["yielded"]
-                return f"Rank {rank.rank} was at the end after {number}, and rank {longer[0].rank} was not."
+                return f"Rank {rank.rank} was at the end of its batches, and rank {longer[0].rank} was not."
     return ""
 
 

@@ -50,10 +50,7 @@ def check(evidence: Evidence) -> list[Finding]:
             keys = [key for key in event["names"] if _is_wrong(run, evidence.single, number, f"{step}/{key}", least)]
             if not keys:
                 continue
-            message = (
-                f"The gradient that rank {number} steps with is no combination of those that the ranks computed for "
-                f"{len(keys)} parameters: a collective or a communication hook returned wrong values."
-            )
+            message = f"{len(keys)} gradients with which rank {number} steps are no combination of those of the ranks."
             return [fault(message, step, names[keys[0]], place=event["place"])]
     return []
 
