@@ -17,7 +17,7 @@ from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.evidence.comparisons import compare_training, comparison_of
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import ask
-from ddp_doctor.faults import choose_checks
+from ddp_doctor.faults import choose_checks, is_structural
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
 from ddp_doctor.findings import DEFECT, REASONS, CheckState, Finding, Report, Stage, State, Verdict, cannot_tell
@@ -152,7 +152,7 @@ class _Examination:
         stages: Sequence[Stage] = (),
     ) -> None:
         self.evidence, self.checks, self.on_stage, self.stages = evidence, checks, on_stage, list(stages)
-        self.numeric = any(not check.STRUCTURAL for check in checks.values())
+        self.numeric = any(not is_structural(check) for check in checks.values())
         self.findings: list[Finding] = []
         self.states: dict[str, CheckState] = {}
         self.error, self.hang = "", ""

@@ -23,7 +23,7 @@ from typing import Any
 
 from projects.cases import CASES, FAMILIES, TRAINCHECK, Case
 
-from ddp_doctor.faults import load_checks
+from ddp_doctor.faults import is_structural, load_checks
 from ddp_doctor.findings import Report, Verdict
 
 ROOT = Path(__file__).parents[1]
@@ -149,7 +149,7 @@ def checks_table() -> str:
     """Returns the table of all checks for the guide."""
     lines = ["| code | finds | structural | reported in |", "|---|---|---|---|"]
     for code, check in load_checks().items():
-        structural = "yes" if check.STRUCTURAL else ""
+        structural = "yes" if is_structural(check) else ""
         link = f"[{code}](../ddp_doctor/faults/{Path(str(check.__file__)).name})"
         lines.append(f"| {link} | {check.TITLE} | {structural} | {', '.join(check.THREADS)} |")
     return "\n".join(lines) + "\n"

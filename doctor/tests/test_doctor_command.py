@@ -13,7 +13,7 @@ import pytest
 from doctor_support import CHILD_ENV, ROOT, Done
 
 from ddp_doctor.command import main
-from ddp_doctor.faults import load_checks
+from ddp_doctor.faults import is_structural, load_checks
 from ddp_doctor.findings import Report
 from ddp_doctor.flags import parse
 from ddp_doctor.output.formats import formatted
@@ -111,7 +111,7 @@ def test_the_report_is_written_as_text_json_and_page(doctor: Doctor) -> None:
     report = json.loads(Path("report.json").read_text())
     assert report["exit_code"] == 1
     assert [finding["code"] for finding in report["findings"] if finding["verdict"] == "fault"] == ["LD001"]
-    assert all(load_checks()[check["code"]].STRUCTURAL for check in report["checks"])
+    assert all(is_structural(load_checks()[check["code"]]) for check in report["checks"])
     assert all("LD001" in text for text in (done.out, Path("report.html").read_text()))
 
 

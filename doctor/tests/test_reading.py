@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.command import main
-from ddp_doctor.findings import Verdict
 from ddp_doctor.source.reading import read
 
 HEAD = """\
@@ -18,7 +17,7 @@ import numpy as np, torch, torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, random_split
+from torch.utils.data import DataLoader, DistributedSampler
 """
 LOOP = """
 def main(net, data, rank):
@@ -61,12 +60,10 @@ def evaluate(net):
 # The lines of a loop that are healthy, or a text before it, and what stands in their place in the faulty program.
 ROWS = [
     ("LD001", "        sampler.set_epoch(epoch)\n", ""),
-    ("LD005", "random_split([], [0.5, 0.5], torch.Generator())", "random_split([], [0.5, 0.5])"),
     ("LD018", SCALED, SCALED.replace("            scaler.unscale_(optimizer)\n", "")),
     ("LD020", "            optimizer.zero_grad()\n", ""),
     ("LD022", NET % ", self.training", NET % ""),
     ("LD031", "total += loss.item()", "total += loss"),
-    ("LD032", "        if rank == 0:\n            torch", "        if True:\n            torch"),
 ]
 
 
@@ -118,18 +115,9 @@ def test_the_command_answers_without_torch_and_with_the_exit_codes_of_linters(
     assert main(["--read", "train.py"]) == 2
 
 
-def test_only_patterns_of_high_precision_change_the_exit_code() -> None:
-    medium = LOOP.replace("if rank == 0:", "if True:")
-    Path("train.py").write_text(HEAD + medium)
-    report = read(["train.py"])
-    assert ([finding.verdict for finding in report.findings], report.exit_code) == ([Verdict.UNCLEAR], 0)
-
-
 @pytest.mark.parametrize(
     "line", ["import lightning", "from accelerate import Accelerator", "from transformers import Trainer"]
 )
 def test_what_a_framework_does_is_no_finding(line: str) -> None:
-    Path("train.py").write_text(
-        f"{line}\n{HEAD}" + LOOP.replace("        sampler.set_epoch(epoch)\n", "").replace("if rank == 0:", "if True:")
-    )
+    Path("train.py").write_text(f"{line}\n{HEAD}" + LOOP.replace("        sampler.set_epoch(epoch)\n", ""))
     assert not read(["train.py"]).findings

@@ -33,7 +33,7 @@ def ended(findings: Any, *needs: Finding, works: bool = True) -> tuple[list[Find
 
     required = tuple(lambda _, need=need: need for need in needs)
     checks: dict[str, ModuleType] = {
-        "LD001": SimpleNamespace(CODE="LD001", STRUCTURAL=True, NEEDS=required, check=check)  # type: ignore[dict-item]
+        "LD001": SimpleNamespace(NEEDS=required, check=check)  # type: ignore[dict-item]
     }
     ranks = both(step()) if works else failed("ValueError", "no data")
     examination = _Examination(evidence(ranks=ranks), checks)

@@ -1,11 +1,10 @@
 """The checks, one file each, named by what they find.
 
-A check is a module with
-    CODE                the code that reports and commands use, such as `LD012`
+A check is a module, whose name begins with its code, with
     TITLE, CAUSE, FIX   texts; TITLE has at most nine words
     WRONG               code that has the fault, a few lines
     THREADS             `owner/repository#number` or addresses where others reported the fault, or the closest one
-    STRUCTURAL          whether it reads indices, sequences and modes only, which needs no comparison with one process
+    NUMERIC             whether it needs the comparison with one process, unlike a structural check; optional
     NEEDS               what must have been observed, or the check is not made (`evidence.requirements`); optional
     EXPLAINS            `gradients` or `weights` if a finding says why these differ, so that LD036 is silent; optional
     check(evidence)     returns its findings; none if all is well
@@ -27,8 +26,12 @@ from ddp_doctor.errors import InputError, nearest
 def load_checks() -> dict[str, ModuleType]:
     """Returns the modules of all checks by code, in order, whose import imports no torch."""
     names = sorted(path.stem for path in Path(__file__).parent.glob("ld*.py"))
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    return {module.CODE: module for module in modules}
+    return {name[:5].upper(): importlib.import_module(f"{__name__}.{name}") for name in names}
+
+
+def is_structural(check: ModuleType) -> bool:
+    """Returns whether a check reads indices, sequences and modes only."""
+    return not hasattr(check, "NUMERIC")
 
 
 def short_fix(check: ModuleType) -> str:
@@ -53,7 +56,7 @@ def choose_checks(only: Sequence[str], skip: Sequence[str]) -> dict[str, ModuleT
             raise InputError(f"There is no check {code}{nearest(code, [*known, 'structural']) or '.'}")
 
     def named(code: str, codes: Sequence[str]) -> bool:
-        return code in codes or ("structural" in codes and known[code].STRUCTURAL)
+        return code in codes or ("structural" in codes and is_structural(known[code]))
 
     chosen = {code: check for code, check in known.items() if not named(code, skip) and (not only or named(code, only))}
     if not chosen:

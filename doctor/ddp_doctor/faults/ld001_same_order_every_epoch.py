@@ -9,12 +9,11 @@ from itertools import pairwise
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, samples_of
-from ddp_doctor.evidence.requirements import training_loader
-from ddp_doctor.findings import Finding, fault, not_reached, unclear
+from ddp_doctor.evidence.requirements import need, training_loader
+from ddp_doctor.findings import Finding, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.source.file import Likely, SourceFile, keyword
 
-CODE = "LD001"
 TITLE = "Every epoch has the same order"
 CAUSE = """\
 A `DistributedSampler` shuffles with its seed plus its epoch number, which stays 0 without `set_epoch`. The loss falls
@@ -29,10 +28,7 @@ Call `set_epoch` at the start of every epoch, before iterating over the loader:
     loader.sampler.set_epoch(epoch)
 """
 THREADS = ("pytorch/pytorch#31771", "kan-bayashi/ParallelWaveGAN#177", "huggingface/transformers#4398")
-STRUCTURAL = True
 _FEWEST = 4
-
-
 _EVALUATION = re.compile(r"val|test|eval|dev|infer|predict", re.IGNORECASE)
 
 
@@ -69,10 +65,7 @@ def check(evidence: Evidence) -> list[Finding]:
         if called and not evidence.spec.whole_epochs:
             # The code calls set_epoch, perhaps where its own epochs end, and these were shortened.
             whole = evidence.run("whole epochs", whole_epochs=True)
-            if not whole.worked:
-                message += f" With whole epochs, {whole.short_reason}."
-                return [unclear(message, event["step"], place=event["place"])]
-            if _same_order(whole.ranks[rank.rank]) is None:
+            if not whole.worked or _same_order(whole.ranks[rank.rank]) is None:
                 return []
         return [fault(message, event["step"], place=event["place"], proof=proof)]
     return []
@@ -94,14 +87,10 @@ def _same_order(rank: RankRecord) -> Event | None:
     return None
 
 
-def _second_epoch(evidence: Evidence) -> Finding | None:
-    """A sampler or data set with set_epoch is iterated over a second time."""
+def _has_second_epoch(evidence: Evidence) -> bool:
     pairs = [pair for rank in evidence.ranks for pair in pairwise(rank.training_epochs)]
-    if not any(first["base"] == second["base"] for first, second in pairs):
-        return training_loader(evidence) or not_reached("No data set is trained on for a second epoch.")
-    if not any(second["set_epoch"] for _, second in pairs):
-        return not_reached("No sampler and no data set has set_epoch.")
-    return None
+    return any(first["base"] == second["base"] and second["set_epoch"] for first, second in pairs)
 
 
-NEEDS = (_second_epoch,)
+_REASON = not_reached("No sampler and no data set with set_epoch is trained on for a second epoch.")
+NEEDS = (need(_has_second_epoch, _REASON, training_loader),)

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import (
-    contents,
-    divides_batches,
-    first_pass,
-    indices_known,
-    leak,
-    names,
-    training_epochs,
-)
-from ddp_doctor.evidence.requirements import communicating, training_indices, unmet
+from ddp_doctor.evidence.order import contents, divides_batches, first_pass, indices_known, leak, training_epochs
+from ddp_doctor.evidence.requirements import communicating, need, training_indices, unmet
 from ddp_doctor.faults.ld004_sampler_replaced import replaced_sampler
 from ddp_doctor.findings import Finding, fault, not_applicable, unclear
 
-CODE = "LD002"
 TITLE = "Ranks train on the same samples"
 CAUSE = """\
 Each rank runs its own copy of the loader: without a distributed sampler, every rank goes through the whole data set, in
@@ -31,7 +22,6 @@ Give the loader a sampler that splits the indices, and seed what each rank draws
     loader = DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, shuffle=True))
 """
 THREADS = ("NVlabs/LongLive#71", "PatrickHua/SimSiam#16")
-STRUCTURAL = True
 # So many calls of a model without a repeated sample show that a rank takes each of them once.
 _CALLS = 4
 
@@ -57,16 +47,14 @@ def check(evidence: Evidence) -> list[Finding]:
             continue
         if lists[0] == lists[-1] and divides_batches(evidence):
             continue
-        message = (
-            f"In epoch {events[0]['epoch']}, {names([rank.rank for rank in ranks])} draw {total} samples, of which "
-            f"{len(union)} are different: the {events[0]['sampler']} does not divide the samples among the ranks."
-        )
+        drawn = f"{total} samples, of which {len(union)} are different"
+        message = f"The ranks draw {drawn}: the {events[0]['sampler']} does not divide them among the ranks."
         where = {"step": events[0]["step"], "amount": f"{total - len(union)} repeated", "place": events[0]["place"]}
         if same is None:
             message += " It could not be seen whether an index means the same sample on each rank."
             return [unclear(message, **where)]
         return [fault(message, **where)]
-    return unmet(evidence, training_indices, _known_contents)
+    return unmet(evidence, training_indices, _common_data)
 
 
 def _same_rows(evidence: Evidence) -> Finding | None:
@@ -79,19 +67,15 @@ def _same_rows(evidence: Evidence) -> Finding | None:
     shared, least = len(set(rows[0]).intersection(*rows[1:])), min(map(len, rows))
     if shared <= least / 4 or (rows[0] == rows[-1] and divides_batches(evidence)):
         return None
-    message = (
-        f"Each rank takes {least} different samples, of which {shared} are also those of the others: nothing divides "
-        "them, or a permutation that is not the same on all ranks. Draw it from one seed on all ranks."
-    )
+    message = f"Ranks share {shared} of {least} samples: nothing divides them, or each draws a permutation of its own."
     return fault(message, 0, amount=f"{shared} of {least} samples", place=calls[0][0]["place"])
 
 
-def _known_contents(evidence: Evidence) -> Finding | None:
-    """An index means the same sample on all ranks."""
+def _has_common_data(evidence: Evidence) -> bool:
     bases = {event["base"] for events in training_epochs(evidence.ranks) for event in events}
-    if all(contents(evidence.ranks, base).same is False for base in bases):
-        return not_applicable("Each rank has a data set of its own: the same index is another sample.")
-    return None
+    return any(contents(evidence.ranks, base).same is not False for base in bases)
 
 
+_OWN_DATA = not_applicable("Each rank has a data set of its own: the same index is another sample.")
+_common_data = need(_has_common_data, _OWN_DATA)
 NEEDS = (communicating,)

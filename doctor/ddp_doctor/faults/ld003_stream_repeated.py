@@ -11,7 +11,6 @@ from ddp_doctor.evidence.requirements import communicating, need, training_loade
 from ddp_doctor.findings import Finding, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD003"
 TITLE = "A stream repeats on ranks or workers"
 CAUSE = """\
 An `IterableDataset` has no indices, so no sampler can split it: each worker of each rank iterates over a full copy
@@ -29,7 +28,6 @@ Select by rank and worker in `__iter__`, or use `datasets.distributed.split_data
     yield from itertools.islice(samples, rank * workers + worker, None, world_size * workers)
 """
 THREADS = ("Lightning-AI/pytorch-lightning#15734", "huggingface/datasets#5360", "huggingface/datasets#3423")
-STRUCTURAL = True
 NEEDS = (
     communicating,
     need(
@@ -67,11 +65,9 @@ def _among_ranks(evidence: Evidence, events: list[Event]) -> list[Finding]:
             continue
         if lists[0] == lists[1] and divides_batches(evidence):
             continue
-        message = (
-            f"{names(pair).capitalize()} read the same {shared} samples of {least} from the {events[0]['dataset']}: "
-            "the stream is not divided among the ranks and their workers."
-        )
-        return [fault(message, events[0]["step"], "", f"{shared} of {least} samples", events[0]["place"])]
+        common = f"{shared} of {least} samples"
+        message = f"{names(pair).capitalize()} read {common} of the {events[0]['dataset']} alike: nothing divides it."
+        return [fault(message, events[0]["step"], "", common, events[0]["place"])]
     return []
 
 

@@ -7,7 +7,6 @@ from ddp_doctor.evidence.order import Event, contents, indices_known, names, tra
 from ddp_doctor.evidence.requirements import training_indices, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 
-CODE = "LD004"
 TITLE = "The sampler is replaced or split twice"
 CAUSE = """\
 A framework may replace the loader's sampler by a distributed one on several ranks, so that one that balances, weights
@@ -22,7 +21,6 @@ Split once: either in your own sampler, which the framework is told to keep, or 
     Trainer(use_distributed_sampler=False)
 """
 THREADS = ("Lightning-AI/pytorch-lightning#1995", "Lightning-AI/pytorch-lightning#9655")
-STRUCTURAL = True
 _USUAL = {"RandomSampler", "SequentialSampler", None}
 
 
@@ -56,10 +54,8 @@ def replaced_sampler(evidence: Evidence) -> Finding | None:
         return None
     if len(lost) <= max(*one["sizes"], 1) * len(several) and len(lost) <= drawn / 4:
         return None
-    message = (
-        f"The sampler is a {one['sampler']} on one process and a {several[0]['sampler']} on {len(several)} ranks: "
-        f"{len(lost)} of its samples are lost."
-    )
+    kinds = f"a {one['sampler']} on one process and a {several[0]['sampler']} on {len(several)} ranks"
+    message = f"The sampler is {kinds}: {len(lost)} of its samples are lost."
     return _finding(message, len(lost), len(alone), one)
 
 

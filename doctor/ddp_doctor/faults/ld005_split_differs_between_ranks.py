@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import evaluation_epochs, leak, select_differently, training_epochs
 from ddp_doctor.evidence.requirements import communicating, evaluation, training_loader, unmet
 from ddp_doctor.findings import Finding, fault
-from ddp_doctor.source.file import MEDIUM, Likely, SourceFile, keyword
 
-CODE = "LD005"
 TITLE = "The split differs between ranks"
 CAUSE = """\
 `random_split` draws from the global generator: if the ranks are not seeded equally at that moment, the validation
@@ -24,17 +20,7 @@ Split with a separate generator, and gather what ranks select:
     random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))
 """
 THREADS = ("Lightning-AI/pytorch-lightning#7728", "Lightning-AI/pytorch-lightning#18638")
-STRUCTURAL = True
 NEEDS = (communicating,)
-
-
-def read(file: SourceFile) -> Iterator[Likely]:
-    """Finds a split of the data that a program without any seed draws on each rank."""
-    if "random_split" in file.text and file.program.distributed and not file.program.mentions("seed"):
-        for call in file.called("random_split"):
-            given = keyword(call, "generator") or len(call.args) > 2
-            if file.name(call.func).startswith("torch.utils.data") and not given:
-                yield Likely(call, "no generator and no seed: each rank splits the data in its own way.", MEDIUM)
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -42,22 +28,16 @@ def check(evidence: Evidence) -> list[Finding]:
     found = leak(evidence.ranks)
     if found is None:
         return ([] if evidence.faulty else _divided(evidence)) or unmet(evidence, evaluation, training_loader)
-    message = (
-        f"Rank {found.trains} trains with {found.shared} of the {found.of} samples with which rank {found.validates} "
-        f"validates: each rank splits the data in its own way."
-    )
-    run = evidence.run("one seed", same_seed=True)
-    proof = "with one seed on all ranks there are none" if run.worked and leak(run.ranks) is None else ""
-    return [fault(message, found.event["step"], place=found.event["place"], proof=proof)]
+    shared = f"{found.shared} of the {found.of} samples with which rank {found.validates} validates"
+    message = f"Rank {found.trains} trains with {shared}: each rank splits the data in its own way."
+    return [fault(message, found.event["step"], place=found.event["place"])]
 
 
 def _divided(evidence: Evidence) -> list[Finding]:
     """Finds samplers that divide the positions of a Subset, which has other samples on each rank."""
     for events in (*training_epochs(evidence.trained), *evaluation_epochs(evidence.trained)):
         if all(event.get("divided") for event in events) and select_differently(events):
-            message = (
-                f"The {events[0]['sampler']} divides the positions of a Subset among the ranks, but the Subset has "
-                "other samples on each rank: some samples are used twice, and some by no rank."
-            )
+            what = "the positions of a Subset, which has other samples on each rank"
+            message = f"The {events[0]['sampler']} divides {what}: some are used twice, and some never."
             return [fault(message, events[0]["step"], place=events[0]["place"])]
     return []

@@ -8,31 +8,26 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import contents, leak, training_epochs
 from ddp_doctor.evidence.requirements import communicating, map_style, unmet
-from ddp_doctor.findings import Finding, cannot_tell, fault
+from ddp_doctor.findings import Finding, cannot_tell, fault, listed
 from ddp_doctor.lazy import torch
-from ddp_doctor.records.run import RankRecord
 
 Rows = list[list[list[float]]]
 # Values of one process, and those of the same samples on a rank.
 Pairs = Sequence[tuple[list[float], list[float]]]
 
-CODE = "LD006"
 TITLE = "The same index has different content"
 CAUSE = """\
-The order of a `set` and the value of `hash()` differ between processes, so classes or file lists that are built from
-them give an index another meaning on each rank; a mean, a scale or a vocabulary that each rank computes from its own
-part of the data does the same. The ranks train on contradictory samples, and the loss is only somewhat worse.
+The order of a `set` and `hash()` differ between processes: classes or file lists that are built from them give an index
+another meaning on each rank. A mean or a vocabulary that each rank computes from its own part of the data is the same.
 """
 WRONG = """\
-# A set has another order in each process.
-classes = {name: number for number, name in enumerate(set(names))}
+classes = {name: n for n, name in enumerate(set(names))}    # another order in each process
 """
 FIX = """\
 Sort before numbering, never store `hash()` of a string, and compute statistics before the data are split:
     classes = {name: n for n, name in enumerate(sorted(set(names)))}
 """
 THREADS = ("sktime/pytorch-forecasting#2293", "huggingface/transformers#48162")
-STRUCTURAL = True
 # So many samples of each rank show a relation, and so many values of them that occurred before.
 _LEAST_SAMPLES, _LEAST_REPEATED = 8, 16
 _MOST_FILES = 65
@@ -47,10 +42,8 @@ def check(evidence: Evidence) -> list[Finding]:
         found = contents(evidence.ranks, base)
         if not (found.different or found.permuted) or leak(evidence.ranks):
             continue
-        message = f"The {event['dataset']} has the same samples on each rank, but under other indices."
-        if found.different:
-            shown = ", ".join(map(str, found.different[:4]))
-            message = f"Samples of the {event['dataset']} have another label on each rank, such as {shown}."
+        what = f"another label ({listed([*map(str, found.different)])})" if found.different else "other indices"
+        message = f"The {event['dataset']} gives the same samples {what} on each rank."
         amount = f"{len(found.different) or found.calls} of {found.calls} samples"
         return [fault(message, event["step"], "", amount, event["place"])]
     own = _own_part(evidence)
@@ -64,32 +57,23 @@ def _own_part(evidence: Evidence) -> Finding | None:
     process, or values that are a function of these: a line (another mean and scale), or a table (another numbering).
     """
     for event in evidence.single.of_kind("rows") if evidence.single else ():
-        parts = [_rows(rank, event["base"]) for rank in evidence.ranks]
+        alone = event["rows"]
+        parts = [one["rows"] for rank in evidence.ranks for one in rank.of_kind("rows") if one["base"] == event["base"]]
         sizes = [len(part) for part in parts]
-        if min(sizes, default=0) < _LEAST_SAMPLES or abs(sum(sizes) - len(event["rows"])) > len(sizes):
+        if len(parts) < len(evidence.ranks) or min(sizes) < _LEAST_SAMPLES or abs(sum(sizes) - len(alone)) > len(sizes):
             continue
         for mapped in _mappings(sizes):
             found = [
-                (rank, leaf, what)
-                for rank, part in enumerate(parts)
-                for leaf, what in _other_values(
-                    [event["rows"][n] for n in mapped[rank] if n < len(event["rows"])], part
-                )
+                (leaf, what)
+                for numbers, part in zip(mapped, parts, strict=True)
+                for leaf, what in _other_values([alone[n] for n in numbers if n < len(alone)], part)
             ]
-            if not found or not all(what for _, _, what in found):
-                continue
-            rank, leaf, what = found[0]
-            message = (
-                "The ranks have parts of the data of one process, and the same sample has other values on rank "
-                f"{evidence.ranks[rank].rank}: each rank computes {what} from its own part."
-            )
-            place = next((event["place"] for events in training_epochs(evidence.ranks) for event in events), "")
-            return fault(message, 0, f"value {leaf} of {event['dataset']}", place=place)
+            if found and all(what for _, what in found):
+                leaf, what = found[0]
+                message = f"The same sample has other values on a rank: each computes {what} from its part of the data."
+                place = next((event["place"] for events in training_epochs(evidence.ranks) for event in events), "")
+                return fault(message, 0, f"value {leaf} of {event['dataset']}", place=place)
     return None
-
-
-def _rows(record: RankRecord, base: int) -> Rows:
-    return next((event["rows"] for event in record.of_kind("rows") if event["base"] == base), [])
 
 
 def _mappings(sizes: Sequence[int]) -> Iterator[Sequence[Sequence[int]]]:

@@ -8,7 +8,6 @@ from ddp_doctor.evidence.requirements import training_loader
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD007"
 TITLE = "Augmentations repeat"
 CAUSE = """\
 Workers start again in each epoch with a copy of the generators that the loader does not seed, such as one that the data
@@ -26,7 +25,6 @@ Use the global generators, which the loader seeds for each worker and epoch, or 
     DataLoader(dataset, num_workers=4, worker_init_fn=seed)
 """
 THREADS = ("pytorch/pytorch#5059", "Project-MONAI/MONAI#1068", "Lightning-AI/pytorch-lightning#20412")
-STRUCTURAL = True
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -45,19 +43,16 @@ def _workers(rank: RankRecord) -> Finding | None:
                 first, other = begun.setdefault((event["base"], name, states[name]), (event, worker))
                 known = first["epoch"] != event["epoch"] or first["loader"] == event["loader"]
                 if (first, other) != (event, worker) and known:
-                    message = (
-                        f"On rank {rank.rank}, worker {worker} begins epoch {event['epoch']} with the same random "
-                        f"numbers of {name} as worker {other} began epoch {first['epoch']}, and the "
-                        f"{event['dataset']} draws from them."
-                    )
+                    begins = f"worker {worker} of rank {rank.rank} begins epoch {event['epoch']}"
+                    again = f"worker {other} began epoch {first['epoch']}"
+                    message = f"As {again}, {begins} with the same random numbers of {name}, which its data draw."
                     return fault(message, event["step"], place=event["place"])
     return None
 
 
 def _random_data(evidence: Evidence) -> Finding | None:
     """A data set is random when it is called directly."""
-    bases = {(rank.rank, event["base"]): rank for rank in evidence.ranks for event in rank.training_epochs}
-    calls = [calls_of(rank, base) for (_, base), rank in bases.items()]
+    calls = [calls_of(rank, event["base"]) for rank in evidence.ranks for event in rank.training_epochs]
     if any(call and call["random"] for call in calls):
         return None
     if None in calls:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, calls_of, epoch_of
 from ddp_doctor.evidence.requirements import communicating, training_loader
-from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.findings import Finding, Verdict, fault, note
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.records.spec import OWN
 
-CODE = "LD008"
 TITLE = "All ranks draw the same random numbers"
 CAUSE = """\
-All ranks are seeded equally, which initializes the weights equally, and the generators then continue equally. If the
-draws decide which data a rank sees, such as noise, augmentations or time steps, only the final quality shows that the
-variety of a global batch is smaller. Equal dropout masks alone are a note: they meet different samples.
+All ranks are seeded equally for their initial weights, and go on drawing the same noise, augmentations or time steps:
+a global batch has less variety, which no loss shows. Equal dropout masks meet different samples, and are a note.
 """
 WRONG = """\
 seed_everything(0)    # on all ranks
@@ -26,12 +23,9 @@ noise = torch.randn_like(images)    # the same noise on each rank
 """
 FIX = """\
 Seed by rank after the model is built, in Lightning in `on_fit_start`:
-    torch.manual_seed(seed + rank)
-    np.random.seed(seed + rank)
-    random.seed(seed + rank)
+    torch.manual_seed(seed + rank)    # and np.random.seed, random.seed
 """
 THREADS = ("huggingface/transformers#31412", "ecmwf/anemoi-core#595")
-STRUCTURAL = True
 NEEDS = (communicating, training_loader)
 # NumPy and Python do not show where their numbers go. At least one per sample is no choice per batch, which takes a
 # few words, as mixup does.
@@ -39,46 +33,22 @@ _FEW_WORDS = 16
 _GENERATORS = ("torch", "NumPy", "Python", OWN)
 
 
-class _Shared(NamedTuple):
-    """Draws that two ranks share: whether they decide which data the ranks see, and when, what and where is drawn."""
-
-    data: bool
-    step: int
-    what: str
-    place: str
-    generator: str
-    in_workers: bool = False
-
-
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the states of all generators on all ranks where they are drawn from."""
-    found = sorted(_shared(evidence.ranks), key=lambda shared: not shared.data)
-    return [_finding(evidence, found[0])] if found else []
+    return sorted(_shared(evidence.ranks), key=lambda found: found.verdict is not Verdict.FAULT)[:1]
 
 
-def _finding(evidence: Evidence, shared: _Shared) -> Finding:
-    # PyTorch seeds each worker of a loader from torch's generator.
-    generator = "torch" if shared.in_workers and shared.generator != OWN else shared.generator
-    seeds = [
-        event["place"]
-        for event in evidence.ranks[0].of_kind("seed")
-        if event["step"] <= shared.step and event["place"] and event["generator"] == generator
-    ]
-    place = seeds[-1] if seeds else shared.place
-    message = f"At step {shared.step}, ranks draw the same random numbers of {shared.generator}: {shared.what}."
-    if generator != shared.generator:
-        message += " PyTorch seeds the workers of a loader from torch's generator, which has one seed on all ranks."
-    if not shared.data:
-        return note(f"{message} It is not seen that they decide which data a rank gets.", shared.step, place=place)
-    proof = ""
-    if not shared.in_workers and shared.generator != OWN:
-        run = evidence.run("a seed per rank", interventions={"seeds": 1})
-        if run.worked and not any(other.data for other in _shared(run.ranks)):
-            proof = "with another seed per rank from the first batch on, the states differ"
-    return fault(message, shared.step, place=place, proof=proof)
+def _finding(record: RankRecord, generator: str, step: int, what: str, place: str, *, data: bool) -> Finding:
+    """Returns the finding of draws of a generator, at its last seed; `data`: they decide which data the ranks see."""
+    seeds = [event for event in record.of_kind("seed") if event["step"] <= step and event["generator"] == generator]
+    place = [place, *(event["place"] for event in seeds if event["place"])][-1]
+    message = f"At step {step}, ranks draw the same random numbers of {generator}: {what}."
+    if data:
+        return fault(message, step, place=place)
+    return note(f"{message} It is not seen that they decide which data a rank gets.", step, place=place)
 
 
-def _shared(ranks: Sequence[RankRecord]) -> Iterator[_Shared]:
+def _shared(ranks: Sequence[RankRecord]) -> Iterator[Finding]:
     """Yields the draws that two ranks share in more than one step; initial weights must be equal in one."""
     first = ranks[0]
     for other in ranks[1:]:
@@ -113,7 +83,7 @@ def _augments(record: RankRecord, epoch: Event, generator: str) -> bool:
     return bool(calls and calls["random"] and generator in calls["generators"])
 
 
-def _loading(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankRecord) -> _Shared | None:
+def _loading(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankRecord) -> Finding | None:
     """Returns the draws with which samples are loaded in this process."""
 
     def states(batch: Event) -> set[str]:
@@ -132,10 +102,11 @@ def _loading(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankR
     epoch = epochs[epoch_of(found[0])]
     data = _augments(record, epoch, generator)
     who = f"the {epoch['dataset']}" if data else "the sampler, the stream or the collate_fn"
-    return _Shared(data, found[0]["step"], f"{who} draws them while it loads a batch", epoch["place"], generator)
+    what = f"{who} draws them while it loads a batch"
+    return _finding(record, generator, found[0]["step"], what, epoch["place"], data=data)
 
 
-def _workers(first: RankRecord, other: RankRecord, generator: str) -> _Shared | None:
+def _workers(first: RankRecord, other: RankRecord, generator: str) -> Finding | None:
     """Returns the draws of workers that begin equally, if the data set draws from this generator."""
     for one, two in zip(first.training_epochs, other.training_epochs, strict=False):
         begun = zip(one["worker_generators"], two["worker_generators"], strict=False)
@@ -146,12 +117,14 @@ def _workers(first: RankRecord, other: RankRecord, generator: str) -> _Shared | 
             own = [states[generator] for states in one["worker_generators"]]
             equal = len(set(own)) == len(own) and any(a[generator] == b[generator] for a, b in begun)
         if equal and one["indices"] != two["indices"] and _augments(first, one, generator):
-            what = f"the workers of the {one['dataset']} draw them, so that its augmentations are equal"
-            return _Shared(True, one["step"], what, one["place"], generator, in_workers=True)
+            # PyTorch seeds each worker of a loader from its own generator.
+            source = generator if generator == OWN else "torch"
+            what = f"the workers of the {one['dataset']} draw from {generator}, so that its augmentations are equal"
+            return _finding(first, source, one["step"], what, one["place"], data=True)
     return None
 
 
-def _step(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankRecord) -> _Shared | None:
+def _step(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankRecord) -> Finding | None:
     """Returns the draws of the steps after the batches."""
 
     def states(batch: Event) -> dict[str, int]:
@@ -172,15 +145,13 @@ def _step(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankReco
     words, batch = min(drawn, key=lambda pair: pair[0])
     what = f"the step draws about {words} numbers for the {batch['size']} samples of its batch"
     data = words >= batch["size"] and words > _FEW_WORDS
-    return _Shared(data, batch["step"], what, batch["place"], generator)
+    return _finding(record, generator, batch["step"], what, batch["place"], data=data)
 
 
-def _of_torch(drawn: Sequence[Event], record: RankRecord) -> _Shared:
+def _of_torch(drawn: Sequence[Event], record: RankRecord) -> Finding:
     for batch in drawn:
         if into := [draw for draw in batch["flows"] if draw["into"] == "data"]:
-            names = listed(list(dict.fromkeys(f"torch.{draw['op']}" for draw in into)))
-            what = f"{names} decides which samples or inputs the model gets"
-            return _Shared(True, batch["step"], what, into[0]["place"], "torch")
-    random = sorted({name for event in record.of_kind("forward") for name in event["random"]})
-    what = f"{listed(random)} drops the same values" if random else f"{drawn[0]['drawn']} values within the model"
-    return _Shared(False, drawn[0]["step"], what, drawn[0]["place"], "torch")
+            what = f"torch.{into[0]['op']} decides which samples or inputs the model gets"
+            return _finding(record, "torch", batch["step"], what, into[0]["place"], data=True)
+    what = f"the model draws {drawn[0]['drawn']} values, such as those of dropout"
+    return _finding(record, "torch", drawn[0]["step"], what, drawn[0]["place"], data=False)

@@ -9,7 +9,6 @@ from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
 from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.lazy import torch
 
-CODE = "LD009"
 TITLE = "Gradients are not averaged"
 CAUSE = """\
 DDP prepares its all-reduce in its own `forward`: without it, or with a call of `ddp.module(x)`, the outputs are right
@@ -25,7 +24,6 @@ Wrap the model, call the wrapper, and dispatch in `forward`; with Fabric, use `m
     loss = ddp(batch)       # not ddp.module.loss(batch)
 """
 THREADS = ("Lightning-AI/pytorch-lightning#17424",)
-STRUCTURAL = True
 EXPLAINS = "weights"
 NEEDS = (optimizer_steps,)
 

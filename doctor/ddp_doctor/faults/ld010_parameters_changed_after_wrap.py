@@ -7,7 +7,6 @@ from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, wrapped
 from ddp_doctor.findings import Finding, fault, listed
 
-CODE = "LD010"
 TITLE = "Parameters were changed after the wrap"
 CAUSE = """\
 DDP registers its hooks on the parameters that exist when it wraps the module: one that is assigned, moved, converted or
@@ -23,7 +22,6 @@ Change the module before wrapping it, and wrap it again after a change:
     model = DistributedDataParallel(model)
 """
 THREADS = ("pytorch/pytorch#12603", "pytorch/pytorch#104336")
-STRUCTURAL = True
 EXPLAINS = "weights"
 NEEDS = (wrapped, optimizer_steps, averages_gradients)
 

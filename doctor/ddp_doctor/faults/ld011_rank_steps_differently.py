@@ -8,7 +8,6 @@ from ddp_doctor.evidence.gradients import first_divergence, own_clip, skipping_r
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, unmet
 from ddp_doctor.findings import Finding, fault
 
-CODE = "LD011"
 TITLE = "One rank clips or steps differently"
 CAUSE = """\
 DDP gives all ranks the same gradient, but does not compare their weights. If one rank clips, scales, skips or steps
@@ -21,11 +20,9 @@ optimizer.step()
 """
 FIX = """\
 Take every decision about the step on all ranks, from a reduced value, after `backward()`:
-    norm = clip_grad_norm_(model.parameters(), 1.0)
-    if found_inf_on_any_rank: continue    # all-reduce the flag first
+    clip_grad_norm_(model.parameters(), 1.0)    # on each rank
 """
 THREADS = ("deepspeedai/DeepSpeed#1801",)
-STRUCTURAL = True
 EXPLAINS = "weights"
 NEEDS = (optimizer_steps,)
 

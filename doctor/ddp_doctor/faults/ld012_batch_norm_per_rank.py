@@ -7,7 +7,6 @@ from ddp_doctor.evidence.gradients import without_batch_norm
 from ddp_doctor.evidence.requirements import batch_norm, compared_at_once
 from ddp_doctor.findings import Finding, cannot_tell, depends
 
-CODE = "LD012"
 TITLE = "Batch norm depends on the number of ranks"
 CAUSE = """\
 Batch norm computes its statistics over the samples of one rank, not over the global batch, and DDP keeps the running
@@ -22,7 +21,7 @@ Convert batch norm before wrapping the module, in Lightning by `Trainer(sync_bat
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
 """
 THREADS = ("LibreYOLO/libreyolo#531", "pytorch/pytorch#2584")
-STRUCTURAL = False
+NUMERIC = True
 EXPLAINS = "gradients"
 NEEDS = (batch_norm, compared_at_once)
 
@@ -36,11 +35,9 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     message = f"{found.module} ({found.module_class}) normalizes with the samples of one rank."
     fixed = without_batch_norm(evidence)
-    proof = f"With synchronized batch norm, the difference falls from {found.difference:.1e} to {fixed.difference:.1e}."
+    proof = f"With synchronized batch norm, the difference is {fixed.difference:.1e} instead of {found.difference:.1e}."
     if fixed.cannot:
         proof = ""
-    elif fixed.differs:
-        proof = f"With synchronized batch norm, {fixed.difference:.1e} remains, which has another cause."
     run = evidence.worked("numbers")
     outputs = run.ranks[0].of_kind("output") if run else []
     place = next((event["place"] for event in outputs if event["name"] == found.module), "")

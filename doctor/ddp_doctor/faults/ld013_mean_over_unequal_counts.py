@@ -7,15 +7,13 @@ from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_
 from ddp_doctor.evidence.requirements import compared_at_once
 from ddp_doctor.findings import Finding, fault, note
 
-CODE = "LD013"
 TITLE = "A mean over unequal counts"
 CAUSE = """\
 Each rank, or each micro-batch, divides its loss by its own number of labels, and all count equally: if padding or
 ignored labels make the numbers unequal, a token among few counts more. The noise of the loss hides the error.
 """
 WRONG = """\
-# The mean over the labels of this rank: ranks with few labels count as much as ranks with many.
-loss = cross_entropy(logits, labels, ignore_index=-100)
+loss = cross_entropy(logits, labels, ignore_index=-100)    # the mean over the labels of this rank
 loss.backward()
 """
 FIX = """\
@@ -25,7 +23,7 @@ Divide the sum by the global count:
     loss = cross_entropy(logits, labels, reduction='sum') * world_size / count
 """
 THREADS = ("huggingface/transformers#34191", "huggingface/transformers#24725", "huggingface/transformers#34242")
-STRUCTURAL = False
+NUMERIC = True
 EXPLAINS = "gradients"
 NEEDS = (compared_at_once,)
 _EQUAL = 1e-5
@@ -42,9 +40,6 @@ def check(evidence: Evidence) -> list[Finding]:
     if max(weights) - min(weights) < _EQUAL * ranks:
         return []
     shares = ", ".join(f"{weight:.6g} for rank {rank}" for rank, weight in enumerate(weights))
-    message = (
-        f"The gradient of the whole batch is a mean of those of the ranks with unequal weights ({shares}), but each "
-        f"counts {1 / ranks:.6g}: the ranks divide by unequal numbers of samples, labels or tokens."
-    )
+    message = f"Ranks should count {shares}, not {1 / ranks:.6g} each: their numbers of labels are unequal."
     verdict = note if max(abs(weight * ranks - 1) for weight in weights) < _NEGLIGIBLE else fault
     return [verdict(message, found.step, found.tensor, found.measured, loss_place(evidence))]

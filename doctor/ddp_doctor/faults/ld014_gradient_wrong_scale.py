@@ -6,13 +6,11 @@ from math import isclose
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip, without_batch_norm
-from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison, solve
+from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison, solve, vector
 from ddp_doctor.evidence.requirements import compared, unmet
 from ddp_doctor.findings import Finding, cannot_tell, fault
-from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import Run
 
-CODE = "LD014"
 TITLE = "The gradient has the wrong scale"
 CAUSE = """\
 DDP averages the gradients: a loss that sums over the batch, or that is divided by the number of ranks once more, gives
@@ -27,12 +25,13 @@ Use the mean over the local batch, and leave the average over the ranks, once pe
     loss = cross_entropy(logits, labels)    # reduction='mean'; no further '/ world_size'
 """
 THREADS = ("lightly-ai/lightly#1977", "huggingface/transformers#37474")
-STRUCTURAL = False
+NUMERIC = True
 EXPLAINS = "gradients"
 _EQUAL = 1e-5
-# Compression leaves a residual, which blurs the scale by about as much. Half precision and 8 bits change the length of
-# a gradient by far less than this.
-_TIMES_RESIDUAL, _COMPRESSION = 5, 0.05
+# Compression leaves a residual, which blurs the scale by about as much.
+_TIMES_RESIDUAL = 5
+# Half precision and 8 bits change the length of a gradient by far less than this.
+_COMPRESSION = 0.05
 # A forgotten or repeated division by the number of ranks.
 _POWERS = (-2, -1, 1, 2)
 # Relative; in 64 bits, healthy programs are far below.
@@ -42,8 +41,8 @@ _UNEVEN = 1e-3
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients with the right direction and the wrong length."""
     run = evidence.worked("ranks")
-    if run and (scaled := _scaled_by_hook(run)):
-        return [scaled]
+    if run and (summed := _summed_by_hook(run)):
+        return [summed]
     found = without_batch_norm(evidence)
     if not found.differs or not found.is_weighted or first_divergence(evidence):
         return unmet(evidence, compared)
@@ -56,33 +55,19 @@ def check(evidence: Evidence) -> list[Finding]:
     if abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * found.left):
         return []
     if found.method == MICRO_BATCHES and not any(isclose(factor, ranks**power, rel_tol=0.02) for power in _POWERS):
-        message = (
-            f"Several ranks step with {factor:.3g} times the gradient of one process, which got their micro-batches, "
-            "and may have counted other samples if the program divides by their number."
-        )
-        return [cannot_tell(message)]
+        return [cannot_tell(f"One process may count other samples: its gradient is 1 / {factor:.3g} of the ranks'.")]
     cause = "the gradients are summed" if factor > 1 else "the loss is a sum, or divided by the number of ranks again"
     message = f"Several ranks step with {factor:.3g} times the gradient of one process with the same samples: {cause}."
     return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence))]
 
 
-def _scaled_by_hook(run: Run) -> Finding | None:
-    """Finds a communication hook that returns another multiple of the mean of the ranks' gradients."""
-    hooks, names = run.ranks[0].of_kind("comm_hook"), run.ranks[0].tensors
-    keys = [name.removeprefix("hook_out/") for name in names if name.startswith("hook_out/")]
-    for step in sorted({int(key.split("/")[0]) for key in keys}):
-        given, results = (
-            [run.tensors(f"{kind}/{key}") for key in keys if key.startswith(f"{step}/")]
-            for kind in ("hook_in", "hook_out")
-        )
-        if not all([*given, *results]) or any(not torch.equal(own[0], other) for own in results for other in own):
-            continue
-        mean = torch.cat([torch.stack(own).double().mean(0).flatten() for own in given])
-        scale, left = solve([mean], torch.cat([own[0].double().flatten() for own in results]))
-        factor = sum(scale)
-        if factor > 0 and abs(factor - 1) > max(_COMPRESSION, _TIMES_RESIDUAL * left):
-            message = f"The communication hook {hooks[0]['name']} returns {factor:.3g} times the mean of the gradients."
-            return fault(message, step, "", f"{abs(factor - 1):.1e} of the gradient", hooks[0]["place"])
+def _summed_by_hook(run: Run) -> Finding | None:
+    """Finds a communication hook that returns the sum of the ranks' gradients, which the comparison does not use."""
+    for hook in run.ranks[0].of_kind("comm_hook")[:1]:
+        weights, _ = solve([vector(rank, 0, "local") for rank in run.ranks], vector(run.ranks[0], 0, "applied"))
+        if weights and all(isclose(weight, 1, rel_tol=_COMPRESSION) for weight in weights):
+            message = f"The communication hook {hook['name']} returns the sum of the ranks' gradients, not their mean."
+            return fault(message, 0, place=hook["place"])
     return None
 
 
@@ -93,8 +78,5 @@ def _changed_before_the_step(evidence: Evidence, found: RankComparison) -> list[
     if not uneven or own_clip(evidence):
         return []
     numbers = ", ".join(f"{weight / max(found.passes, key=abs):.3g}" for weight in found.passes)
-    message = (
-        f"The backward passes of a step count unequally on several ranks ({numbers}), and equally on one process: "
-        "a gradient that was already summed over the ranks is summed again after the next pass."
-    )
+    message = f"The passes of a step count unequally ({numbers}): what was summed over the ranks is summed again."
     return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence))]

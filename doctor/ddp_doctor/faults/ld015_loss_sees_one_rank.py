@@ -10,12 +10,10 @@ from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_
 from ddp_doctor.evidence.requirements import compared_at_once, optimizer_steps, unmet
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault
 
-CODE = "LD015"
 TITLE = "The loss sees the samples of one rank"
 CAUSE = """\
-A contrastive loss sees only the local samples unless the embeddings are gathered, and `dist.all_gather` returns tensors
-without a gradient: the loss is right, and the gradient through the other ranks is lacking. A queue or a codebook that
-each rank updates with its own samples is the same fault one step later.
+A contrastive loss sees only the local samples unless they are gathered, and `dist.all_gather` returns no gradient. A
+queue or a codebook that each rank updates with its own samples is the same fault one step later.
 """
 WRONG = """\
 parts = [torch.empty_like(local) for _ in range(world_size)]
@@ -28,10 +26,8 @@ Gather the embeddings with a gradient, which sums over the ranks, and what a que
     embeddings = torch.cat(all_gather(local))
 """
 THREADS = ("Lightning-Universe/lightning-bolts#179", "facebookresearch/SLIP#31")
-STRUCTURAL = False
+NUMERIC = True
 EXPLAINS = "gradients"
-# What is drawn for a sample does not depend on the others.
-_RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "RReLU"}
 NEEDS = (optimizer_steps,)
 
 
@@ -47,10 +43,8 @@ def check(evidence: Evidence) -> list[Finding]:
         return found
     derivative = measure(evidence)
     if derivative.differs:
-        message = (
-            f"The ranks step with {derivative.quotient:.3g} times the derivative of the mean of their losses: a "
-            "collective passes no gradient, or some gradients are not averaged. On one process, it is the derivative."
-        )
+        times = f"{derivative.quotient:.3g} times the derivative of their mean loss"
+        message = f"Unlike one process, the ranks step with {times}: a collective passes no gradient."
         amount = f"{abs(derivative.quotient - 1):.1e} of the gradient"
         return [fault(message, derivative.step, "", amount, _collective(evidence) or loss_place(evidence))]
     told = " The gradient is the derivative of what the ranks compute." if derivative.is_right else ""
@@ -70,7 +64,7 @@ def _compared(evidence: Evidence) -> list[Finding]:
         return unmet(evidence, compared_at_once)
     where = found.step, found.tensor, found.measured, loss_place(evidence)
     module = f"{found.module} ({found.module_class})"
-    if found.module_class in _RANDOM:
+    if "Dropout" in found.module_class:
         return [cannot_tell(f"The gradients differ, but {module} draws for samples in another order than one process.")]
     if found.module:
         return [depends(f"The outputs of {module} depend on which samples share a rank.", *where)]
@@ -81,10 +75,7 @@ def _compared(evidence: Evidence) -> list[Finding]:
         return [depends(f"{left}: the loss combines the samples of a batch, and sees those of one rank only.", *where)]
     if name := _buffer_of_each_rank(evidence):
         return [fault(f"{left}: each rank updates the buffer {name} with its own samples alone.", *where)]
-    message = (
-        f"{left}, and although the step before agreed: what each rank updates with its own samples is not reduced."
-    )
-    return [depends(message, *where)]
+    return [depends(f"{left}, and the step before agreed: each rank updates something by its own samples.", *where)]
 
 
 def _buffer_of_each_rank(evidence: Evidence) -> str:

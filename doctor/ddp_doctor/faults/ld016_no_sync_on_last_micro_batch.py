@@ -7,7 +7,6 @@ from ddp_doctor.evidence.gradients import first_divergence, later_divergence
 from ddp_doctor.evidence.requirements import averages_gradients, need, wrapped
 from ddp_doctor.findings import Finding, fault, not_reached
 
-CODE = "LD016"
 TITLE = "no_sync covers the last micro-batch"
 CAUSE = """\
 DDP decides in the forward pass whether the next backward reduces the gradients. If `no_sync` covers the last
@@ -23,7 +22,6 @@ Put forward and backward of all but the last micro-batch into `no_sync`:
         (loss_of(ddp(batch)) / micro_batches).backward()
 """
 THREADS = ("huggingface/accelerate#1726", "pytorch/PiPPy#1133", "karpathy/build-nanogpt#30")
-STRUCTURAL = True
 EXPLAINS = "weights"
 
 
@@ -35,10 +33,7 @@ def check(evidence: Evidence) -> list[Finding]:
         found = later_divergence(evidence)
     if found is None or not found.passes or found.passes[-1]["synchronizes"]:
         return []
-    message = (
-        f"Of the {len(found.passes)} passes before the optimizer step, the last one runs within no_sync, so its "
-        "gradients stay on their rank."
-    )
+    message = f"The last of {len(found.passes)} passes before the optimizer step runs within no_sync."
     return [fault(message, found.step, found.tensor, found.measured, found.passes[-1]["place"] or found.place)]
 
 
@@ -47,5 +42,4 @@ def _skips_averaging(evidence: Evidence) -> bool:
     return any(not event["synchronizes"] for event in passes)
 
 
-_no_sync = need(_skips_averaging, not_reached("no_sync is not used."), wrapped)
-NEEDS = (_no_sync, averages_gradients)
+NEEDS = (need(_skips_averaging, not_reached("no_sync is not used."), wrapped), averages_gradients)

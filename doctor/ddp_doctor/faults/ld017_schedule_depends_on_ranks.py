@@ -6,23 +6,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import isclose
-from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import skipping_rank
+from ddp_doctor.evidence.order import Event
 from ddp_doctor.evidence.requirements import optimizer_steps
 from ddp_doctor.faults.ld004_sampler_replaced import split_twice
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord
 
-Event = dict[str, Any]
-
-CODE = "LD017"
 TITLE = "The schedule depends on the number of ranks"
 CAUSE = """\
 A scheduler that a library prepares may step once per process for each optimizer step, its length may be that of another
-loader, or a learning rate is scaled with the number of ranks twice. The loss curve looks plausible, because the
-schedule still has its shape.
+loader, or a learning rate is scaled with the number of ranks twice. The schedule still has its shape.
 """
 WRONG = """\
 scheduler = OneCycleLR(optimizer, max_lr, total_steps=epochs * len(prepared_loader))
@@ -33,7 +29,6 @@ Compute the length in optimizer steps, and step once; use the length of the undi
     scheduler.step()    # not prepared, or Accelerator(step_scheduler_with_optimizer=False)
 """
 THREADS = ("huggingface/accelerate#2926", "huggingface/accelerate#2318")
-STRUCTURAL = True
 NEEDS = (optimizer_steps,)
 # A program without epochs has more steps than are compared.
 _MOST_STEPS = 12
@@ -65,10 +60,8 @@ def _by_calls(evidence: Evidence, record: RankRecord, count: int, times: int, pl
     # A warm-up may be that of one process, and what follows it is not.
     longer = evidence.run("a longer epoch of the ranks", steps=_MOST_STEPS)
     found = _by_rates(evidence, longer.ranks[0] if longer.worked else record, count)
-    if not found:
-        return note(f"{message} Each sample has the learning rate that it has on one process.", place=place)
-    if found[0].verdict is Verdict.CANNOT_TELL:
-        return depends(f"{message} It ends too early, unless its length counts the steps of one process.", place=place)
+    if not found or found[0].verdict is Verdict.CANNOT_TELL:
+        return note(f"{message} Its length must count the steps of one process, or it ends too early.", place=place)
     return fault(f"{message} It is also shorter, so it ends too early. {found[0].message}", found[0].step, place=place)
 
 
@@ -94,23 +87,18 @@ def _by_rates(evidence: Evidence, record: RankRecord, count: int) -> list[Findin
     most = min(len(_first_epoch(record)), _MOST_STEPS) * count**2 + 2
     if len(_first_epoch(one)) < most:
         longer = evidence.run("a longer epoch", world_size=1, steps=most)
-        if not longer.worked:
-            return [cannot_tell(f"A longer epoch of one process fails ({longer.short_reason}).")]
-        one = longer.ranks[0]
-    alone = _of_first_epoch(one)
+        one = longer.ranks[0] if longer.worked else one
+    alone, steps = _of_first_epoch(one), record.of_kind("step")
     compared = [_compare(ours[number][:_MOST_STEPS], alone.get(number, []), count) for number in changing]
-    if not any(steps for steps, _ in compared):
-        return [cannot_tell("An epoch has too few steps to compare the learning rates.")]
-    found = next((found for _, found in compared if found), None)
-    return [replace(found, place=record.of_kind("step")[found.step or 0]["place"])] if found else []
+    found = min(filter(None, compared), key=lambda one: list(Verdict).index(one.verdict), default=None)
+    return [replace(found, place=steps[found.step or 0]["place"])] if found else []
 
 
-def _compare(rates: Sequence[float], alone: Sequence[float], count: int) -> tuple[int, Finding | None]:
-    """Returns how many steps can be compared, and the first that differs."""
+def _compare(rates: Sequence[float], alone: Sequence[float], count: int) -> Finding | None:
+    """Returns the first step whose rate differs, or why none can be compared."""
     # A schedule may count from 1.
-    steps = [
-        step for step in range(1, len(rates)) if step * count + 1 < len(alone) and bool(rates[0]) == bool(alone[0])
-    ]
+    same_start = bool(rates) and bool(alone) and bool(rates[0]) == bool(alone[0])
+    steps = [step for step in range(1, len(rates)) if same_start and step * count + 1 < len(alone)]
     for step in steps:
         # Between as many steps and as many samples.
         found, now = rates[step], step * count
@@ -121,9 +109,9 @@ def _compare(rates: Sequence[float], alone: Sequence[float], count: int) -> tupl
             f"one process {alone[step]:.4g} after as many steps and {alone[now]:.4g} after as many samples."
         )
         if _is_among(found, alone[now + 2 :]):
-            return len(steps), fault(f"{message} The schedule advances once per process.", step)
-        return len(steps), depends(message, step)
-    return len(steps), None
+            return fault(f"{message} The schedule advances once per process.", step)
+        return depends(message, step)
+    return None if steps else cannot_tell("An epoch has too few steps to compare the learning rates.")
 
 
 def _is_among(rate: float, rates: Sequence[float]) -> bool:

@@ -12,7 +12,6 @@ from ddp_doctor.findings import Finding, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.source.file import Likely, SourceFile, keyword
 
-CODE = "LD018"
 TITLE = "Gradients are clipped before they are unscaled"
 CAUSE = """\
 A `GradScaler` multiplies the loss by a large number: before `unscale_`, clipping reduces every gradient to the limit.
@@ -27,13 +26,9 @@ FIX = """\
 Unscale the gradients before clipping them:
     scaler.unscale_(optimizer)
     clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
 """
 THREADS = ("pytorch/examples#1196", "milesial/Pytorch-UNet#468")
-STRUCTURAL = True
 EXPLAINS = "weights"
-
-
 _PRECISION = re.compile(r"amp|16|half|scaler|mixed|precision", re.IGNORECASE)
 
 
@@ -66,10 +61,12 @@ def _is_of_scaler(file: SourceFile, call: ast.Call) -> bool:
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds a clip between `scaler.scale` and `scaler.step` without `scaler.unscale_`."""
-    records = [*evidence.ranks, *([evidence.single] if evidence.single else [])]
-    if not any(record.of_kind("scale") for record in records):
+    if not any(record.of_kind("scale") for record in evidence.ranks):
         return [not_reached("No gradient scaler is used.")]
-    return [_finding(*found) for record in records if (found := _scaled_clip(record))][:1]
+    for clip, scale in filter(None, map(_scaled_clip, evidence.ranks)):
+        message = f"{clip['function']} runs while the gradients are scaled: scaler.unscale_ is not called before it."
+        return [fault(message, clip["step"], "", f"limit {clip['limit']:g} for a scale of {scale:g}", clip["place"])]
+    return []
 
 
 def _scaled_clip(record: RankRecord) -> tuple[dict[str, Any], float] | None:
@@ -90,8 +87,3 @@ def _scaled_clip(record: RankRecord) -> tuple[dict[str, Any], float] | None:
                 return found
             scale, found = None, None
     return None
-
-
-def _finding(clip: dict[str, Any], scale: float) -> Finding:
-    message = f"{clip['function']} runs while the gradients are scaled: scaler.unscale_ is not called before it."
-    return fault(message, clip["step"], "", f"limit {clip['limit']:g} for a scale of {scale:g}", clip["place"])

@@ -7,7 +7,6 @@ from ddp_doctor.evidence.requirements import two_steps
 from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD019"
 TITLE = "The optimizer lacks parameters"
 CAUSE = """\
 The optimizer holds the parameters that it was given: those of a model that was wrapped, extended or unfrozen later are
@@ -23,7 +22,6 @@ Create the optimizer last, from the final model:
     optimizer = AdamW(p for p in model.parameters() if p.requires_grad)
 """
 THREADS = ("huggingface/accelerate#2665", "huggingface/accelerate#3256")
-STRUCTURAL = True
 NEEDS = (two_steps,)
 
 
@@ -32,23 +30,16 @@ def check(evidence: Evidence) -> list[Finding]:
     record = next(rank for rank in evidence.trained if len(rank.of_kind("step")) > 1)
     steps = record.of_kind("step")
     forgotten = _forgotten(record)
-    optimizers = {event["optimizer"]: event for event in steps}
-    trained = {event["optimizer"] for event in steps if len(event["frozen"]) < len(event["names"])}
-    frozen = [number for number in optimizers if number not in trained]
-    created = {event["optimizer"]: event["place"] for event in record.of_kind("optimizer")}
-    place = created.get(frozen[0] if frozen else 0, "") or steps[0]["place"]
+    created = [event["place"] for event in record.of_kind("optimizer") if event["place"]]
+    place = created[0] if created else steps[0]["place"]
     lost = f"{listed(forgotten)} get gradients, but belong to no optimizer and do not change."
-    if frozen:
-        event = optimizers[frozen[0]]
-        message = f"All {len(event['names'])} parameters of the optimizer ({event['name']}) are frozen."
-        if len(frozen) == len(optimizers):
-            return [fault(message, 0, next(iter(forgotten), ""), "no weight changes", place)]
-        if not forgotten:
-            return [note(message, 0, place=place)]
+    if all(len(event["frozen"]) == len(event["names"]) for event in steps):
+        message = f"All {len(steps[0]['names'])} parameters of the optimizer ({steps[0]['name']}) are frozen."
+        return [fault(message, 0, next(iter(forgotten), ""), "no weight changes", place)]
     if not forgotten:
         return []
-    # Parts in evaluation mode, or with weights that were loaded, may be fixed on purpose.
-    if _is_fixed(record, forgotten) or set(forgotten) <= {name for event in steps for name in event["loaded"]}:
+    # Parts with weights that were loaded may be fixed on purpose.
+    if set(forgotten) <= {name for event in steps for name in event["loaded"]}:
         message = f"{lost} Freeze them with requires_grad_(False), if this is intended."
         return [note(message, 0, forgotten[0], place=place)]
     return [fault(lost, 0, forgotten[0], f"{len(forgotten)} parameters", place)]
@@ -61,12 +52,3 @@ def _forgotten(record: RankRecord) -> list[str]:
     for values in found:
         first = values | first
     return [name for name, value in found[-1].items() if value == first[name]]
-
-
-def _is_fixed(record: RankRecord, names: list[str]) -> bool:
-    """Returns whether all parts with these parameters are in evaluation mode in training, unlike the others."""
-    modes: dict[str, bool] = {}
-    for event in record.of_kind("forward"):
-        if event["gradients"]:
-            modes |= event["modes"]
-    return all(modes.get(name.rpartition(".")[0]) is False for name in names) and any(modes.values())

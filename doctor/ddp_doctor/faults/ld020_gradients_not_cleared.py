@@ -11,7 +11,6 @@ from ddp_doctor.evidence.requirements import two_steps
 from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.source.file import Likely, SourceFile, names_in
 
-CODE = "LD020"
 TITLE = "Gradients are never cleared"
 CAUSE = """\
 `backward()` adds to the gradients: without `zero_grad()` after the step, each step applies the sum of all earlier ones.
@@ -27,10 +26,7 @@ Set the gradients to zero after each optimizer step:
     optimizer.zero_grad()
 """
 THREADS = ("https://stackoverflow.com/questions/60335387", "facebookresearch/nwm#16")
-STRUCTURAL = True
 NEEDS = (two_steps,)
-
-
 _CLEARS = re.compile(r"zero_?grad|(clear|reset)_?grad|grad_?zero|set_to_none|zero_", re.IGNORECASE)
 
 
@@ -67,9 +63,7 @@ def _optimizer(step: ast.Call) -> ast.expr | None:
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients that an optimizer has applied, and that are present at the next backward pass."""
     for event in (event for record in evidence.trained for event in record.of_kind("step") if event["stale"]):
-        message = (
-            f"The gradients of {listed(event['stale'])} are those of an earlier step when the backward pass of step "
-            f"{event['step']} begins, so they are applied again."
-        )
+        stale = listed(event["stale"])
+        message = f"The gradients of {stale}, which were applied, are applied again in step {event['step']}."
         return [fault(message, event["step"], event["stale"][0], place=event["place"])]
     return []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import permutations, takewhile
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.requirements import need
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 
@@ -13,7 +14,6 @@ Part = tuple[str, str]
 # Whether each part was in training mode; both if it was called in both.
 Modes = dict[Part, set[bool]]
 
-CODE = "LD021"
 TITLE = "The model trains in evaluation mode"
 CAUSE = """\
 `model.eval()` stays in effect until `model.train()` is called: after an evaluation, dropout is off and batch norm no
@@ -25,14 +25,11 @@ for epoch in range(epochs):
     evaluate(model)    # calls model.eval(), and nothing calls model.train() again
 """
 FIX = """\
-Restore the mode at the end of the evaluation, on each rank:
-    was_training = model.training
-    model.eval()
-    ...
-    model.train(was_training)
+Call `train()` after each evaluation, on each rank:
+    evaluate(model)
+    model.train()
 """
 THREADS = ("huggingface/lerobot#3668",)
-STRUCTURAL = True
 EXPLAINS = "weights"
 
 
@@ -49,10 +46,8 @@ def check(evidence: Evidence) -> list[Finding]:
         trained = _only(True, found[first])
         for step in later:
             evaluating = trained & _only(False, found[step])
-            if evaluating and trained & _only(True, found[step]):
-                message = f"From step {step} on, {_names(evaluating)} are in evaluation mode; the other parts are not."
-                return [note(message, step, place=_place(record, step))]
-            if evaluating:
+            # Some parts alone may be frozen on purpose.
+            if evaluating and not trained & _only(True, found[step]):
                 return [_fault(record, step, evaluating, f"From step {step} on, the model trains in evaluation mode")]
         sensitive = _sensitive(record) & found[first].keys()
         if sensitive and not any(True in modes for modes in found[first].values()):
@@ -64,25 +59,17 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _left_training(record: RankRecord) -> bool:
-    """Returns whether the program calls train() before the first step, and eval() of the same module after that."""
-    trained = set[str]()
-    for event in record.of_kind("train", "eval", "step"):
-        if event["kind"] == "step":
-            return False
-        if event["kind"] == "train":
-            trained.add(event["module"])
-        elif event["place"] and event["module"] in trained:
-            return True
-    return False
+    """Returns whether the program calls train() and eval() of the same module before the first step."""
+    calls = list(takewhile(lambda event: event["kind"] != "step", record.of_kind("train", "eval", "step")))
+    trained = {event["module"] for event in calls if event["kind"] == "train"}
+    return any(event["kind"] == "eval" and event["place"] and event["module"] in trained for event in calls)
 
 
 def _fault(record: RankRecord, step: int, evaluating: set[Part], message: str) -> Finding:
-    calls = [event["place"] for event in record.of_kind("eval") if event["step"] <= step and event["place"]]
-    place = calls[-1] if calls else _place(record, step)
     if sensitive := evaluating & _sensitive(record):
         message += f": eval() is not followed by train(), and {_names(sensitive)} work as in evaluation."
-        return fault(message, step, min(sensitive)[1], place=place)
-    return note(f"{message}, which has no effect: it has no dropout and no batch norm.", step, place=place)
+        return fault(message, step, min(sensitive)[1], place=_place(record, step))
+    return note(f"{message}, which has no effect: it has no dropout and no batch norm.", step)
 
 
 def _modes(record: RankRecord) -> dict[int, Modes]:
@@ -113,8 +100,8 @@ def _sensitive(record: RankRecord) -> set[Part]:
 
 
 def _place(record: RankRecord, step: int) -> str:
-    """Returns the user's place of the last forward pass of a step."""
-    events = [event for event in record.of_kind("forward") if event["gradients"] and event["step"] == step]
+    """Returns the user's place of the last call of eval() up to a step, or that of a forward pass."""
+    events = [event for kind in ("forward", "eval") for event in record.of_kind(kind) if event["step"] <= step]
     return next((event["place"] for event in reversed(events) if event["place"]), "")
 
 
@@ -122,11 +109,8 @@ def _names(parts: set[Part]) -> str:
     return listed([f"{kind}.{name}" if name else kind for kind, name in sorted(parts)])
 
 
-def _forward_passes(evidence: Evidence) -> Finding | None:
-    """Forward passes that lead to a backward pass were seen on all ranks."""
-    if evidence.trained and all(map(_modes, evidence.trained)):
-        return None
-    return cannot_tell("No forward pass of a module that leads to a backward pass was seen.")
-
-
+_forward_passes = need(
+    lambda evidence: bool(evidence.trained) and all(map(_modes, evidence.trained)),
+    cannot_tell("No forward pass of a module that leads to a backward pass was seen."),
+)
 NEEDS = (_forward_passes,)

@@ -13,7 +13,6 @@ from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.source.file import Likely, SourceFile, keyword
 
-CODE = "LD022"
 TITLE = "Dropout is active in evaluation"
 CAUSE = """\
 Functional dropout does not know the module's mode: `F.dropout(x)` is active by default, so that the metric of an
@@ -29,10 +28,7 @@ Pass the module's mode to functional dropout:
     F.scaled_dot_product_attention(q, k, v, dropout_p=p if self.training else 0.0)
 """
 THREADS = ("pytorch/pytorch#124464", "deepchem/deepchem#5092")
-STRUCTURAL = True
 NEEDS = (evaluation,)
-
-
 _ON_PURPOSE = re.compile(r"train|augment|corrupt|prenet|mc_|bayes|uncertain|monte", re.IGNORECASE)
 
 
@@ -62,12 +58,10 @@ def check(evidence: Evidence) -> list[Finding]:
             modes, active = (forward["modes"], forward["random"]) if forward else ({}, [])
             where = event["step"], next(iter(active), ""), f"a rate of {event['rate']:.2g}", event["place"]
             message = f"In evaluation, dropout is active in {listed(active) or 'the model'}"
-            if active and not all(modes.values()):
-                notes.append(note(f"{message}, but the other parts are in evaluation mode.", *where))
-                continue
-            evaluates = modes and all(modes.values())
-            why = "eval() is not called" if evaluates else "it ignores the mode of the model"
-            return [fault(f"{message}: {why}.", *where)]
+            if not active or all(modes.values()):
+                why = "eval() is not called" if modes and all(modes.values()) else "it ignores the mode of the model"
+                return [fault(f"{message}: {why}.", *where)]
+            notes.append(note(f"{message}, but the other parts are in evaluation mode.", *where))
     return notes[:1]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from pathlib import Path
 
 from ddp_doctor.evidence.evidence import Evidence
@@ -11,7 +10,6 @@ from ddp_doctor.evidence.requirements import evaluation_indices
 from ddp_doctor.faults.ld024_metric_averaged_incorrectly import wrong_metrics
 from ddp_doctor.findings import Finding, fault, note, unclear
 
-CODE = "LD023"
 TITLE = "Validation counts samples twice"
 CAUSE = """\
 A `DistributedSampler` repeats samples until each rank has the same number, and with `drop_last` some are never
@@ -26,7 +24,6 @@ Give each rank its part without padding, and combine sums and counts once, at th
     loader = DataLoader(Subset(dataset, range(rank, len(dataset), world_size)), batch_size)
 """
 THREADS = ("pytorch/pytorch#25162", "Lightning-AI/pytorch-lightning#5060")
-STRUCTURAL = True
 NEEDS = (evaluation_indices,)
 # A metric that changes by less chooses the same checkpoint.
 _SMALL = 1e-3
@@ -52,27 +49,17 @@ def _judged(evidence: Evidence, found: Finding, total: int, evaluator: str) -> l
     where = found.step, "", found.amount, found.place
     if any(event["value"] == total for event in collectives):
         return [fault(f"{found.message} The ranks add up their numbers to {total}.", *where)]
-    if any("gather_for_metrics" in _line(event["place"]) for event in collectives):
-        # accelerate drops the repeated samples.
-        return []
     metrics, cannot = wrong_metrics(evidence)
     # Those that have another cause are LD024's.
     padded = [metric for metric in metrics if not (metric.own or metric.is_scaled(len(evidence.ranks)))]
     if padded:
         worst = max(padded, key=lambda metric: metric.difference)
         name = worst.number.name
-        message = (
-            f"{found.message} With the same weights, {name or 'the metric'} is {worst.number.value:.6g} on several "
-            f"ranks and {worst.expected:.6g} on one process."
-        )
+        values = f"{worst.number.value:.6g} on several ranks and {worst.expected:.6g} on one process"
+        message = f"{found.message} With the same weights, {name or 'the metric'} is {values}."
         # The Trainer of transformers drops the repeated samples of predictions, and not of its loss.
         small = worst.difference <= _SMALL or "transformers" in Path(evaluator).parts
         return [(note if small else fault)(message, found.step, name, found.amount, found.place)]
     if metrics or (any(rank.of_kind("reported") for rank in evidence.ranks) and not cannot):
         return [note(f"{found.message} No reported metric is seen to change by it alone.", *where)]
     return [unclear(f"{found.message} Whether that changes a metric was not seen.", *where)]
-
-
-def _line(place: str) -> str:
-    path, _, rest = place.rpartition(":")
-    return linecache.getline(path, int(rest.split(" ")[0])) if path else ""

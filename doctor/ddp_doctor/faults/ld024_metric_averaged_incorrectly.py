@@ -12,18 +12,16 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples, select_differently
 from ddp_doctor.faults.ld027_collective_on_one_rank import mixed_keys
 from ddp_doctor.findings import Finding, cannot_tell, depends, fault, not_reached, note
-from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.run import RankRecord
 from ddp_doctor.records.spec import BRACKETED, logged_name
 
 # A reported number: its place in the program, how often it has reported before, and the position within the report.
 Key = tuple[str, int, int]
 
-CODE = "LD024"
 TITLE = "A metric is averaged incorrectly"
 CAUSE = """\
 The mean of the ranks' means is the global mean only for equal numbers of samples, and the mean of an F1 score over
-batches is not the score at all. `self.log(..., sync_dist=True)` averages the ranks, and in Lightning 2.6.6 also rounds
-the number of samples. The curve looks normal.
+batches is not the score at all. `self.log(..., sync_dist=True)` averages the ranks, and rounds the number of samples.
 """
 WRONG = """\
 accuracy = (logits.argmax(1) == labels).float().mean()
@@ -37,13 +35,10 @@ Combine the sums and counts of all ranks before you divide, or log the metric ob
     accuracy = correct / count
 """
 THREADS = ("Lightning-AI/pytorch-lightning#12354", "Lightning-AI/pytorch-lightning#21859")
-STRUCTURAL = False
+NUMERIC = True
 # Relative; metrics are computed in 32 bits.
 _SAME = 1e-4
 _ISSUE = "Lightning-AI/pytorch-lightning#21859"
-# The two ways in which samples are changed: a network that is not trained may put all of them into one class, unless
-# they are large.
-_FACTORS = (0.5, -8.0)
 # A metric of these values may be the same for all samples, so that it is computed again with up to so many weights.
 _EXTREME, _MOST_WEIGHTS = {0.0, 1.0}, 3
 # Relative: by so much, another checkpoint may be the best one.
@@ -52,6 +47,8 @@ _LARGE = 0.01
 _READ = 1e-6
 # Training epochs that are examined.
 _EPOCHS = 2
+# The ways in which samples are changed: a network that is not trained may put small ones into one class.
+_FACTORS = (-8.0, 0.5)
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -103,13 +100,10 @@ def _logged(evidence: Evidence, metric: Metric) -> str:
     entries = [entry for own in logs for entry in own]
     if not entries or any(event["value"] is None or event["reduce_fx"] != "mean" for event, _ in entries):
         return ""
-    total, ranks = sum(size for _, size in entries), len(logs)
-    mean = sum(float(event["value"]) * size for event, size in entries) / total
+    mean = sum(float(event["value"]) * size for event, size in entries) / sum(size for _, size in entries)
     if isclose(mean, metric.expected, rel_tol=_SAME):
         told = f"The module is right: the logged values, weighted by their batch sizes, give {mean:.6g}."
-        if isclose(mean * total / (total // ranks * ranks), metric.number.value, rel_tol=_SAME):
-            told += f" Lightning divides by the samples per rank without their fraction: {_ISSUE}."
-        return told
+        return f"{told} Lightning 2.6.6 rounds the number of samples: {_ISSUE}."
     several = any(len(own) > 1 for own in logs)
     return "" if several else "The mean of the ranks' values is not the value of all samples."
 
@@ -121,8 +115,7 @@ def _logs(record: RankRecord, number: Number) -> list[tuple[dict[str, Any], int]
         if event["kind"] == "batch":
             size = event["size"]
         elif event["name"] == name and event["step"] == number.step and not event["gradients"]:
-            inside = event["place"].rpartition(" ")[2] not in {"on_validation_epoch_end", "on_validation_end"}
-            found.append((event, event["batch_size"] or (size if inside else 1)))
+            found.append((event, event["batch_size"] or size))
     return found
 
 
@@ -185,7 +178,7 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     # One process may call a part of the module that the ranks call.
     if not (weights[0] <= weights[1] or weights[1] <= weights[0]):
         return [], "The metrics were not compared: one process and rank 0 evaluate other weights."
-    if len(_evaluated(one, loaders)) < len(_evaluated(several, loaders)):
+    if len(_evaluated(one.ranks, loaders)) < len(_evaluated(several.ranks, loaders)):
         return [], "The metrics were not compared: one process does not evaluate all samples."
     alone, ours = _numbers(one.ranks[0]), _numbers(several.ranks[0])
     known = (ours.keys() & alone.keys()) - {key for rank in several.ranks[1:] for key in _numbers(rank)}
@@ -198,39 +191,26 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     differ = [key for key in differ if key in known and (*key, ours[key].name) not in right]
     if not differ:
         return _with_other_weights(evidence, [key for key in known if ours[key].value in _EXTREME]), ""
-    # What a Trainer logs in a validation is a metric, and that of rank 0 if nothing reduces it.
-    logs = {key: [[event for event, _ in _logs(rank, ours[key])] for rank in several.ranks] for key in differ}
-    logged = {key: _is_own(events) for key, events in logs.items() if all(events)}
-    values = {key: ours[key].value for key in differ if key not in logged}
-    metrics = {key: values[key] for key in _perturbed(evidence, loaders, 0, values, missing=False)}
-    own = metrics.keys() - _perturbed(evidence, loaders, 1, metrics, missing=True)
-    own |= {key for key in logged if logged[key]}
-    compared = {*metrics, *logged}
-    decides = _deciding(evidence, compared)
-    found = [
-        Metric(ours[key], alone[key].value, key in own, key in decides)
-        for key in sorted(compared, key=lambda key: (ours[key].step, key))
-    ]
-    sure = [metric for metric in found if metric.own or metric.is_scaled(len(several.ranks))]
+    # What the samples of the evaluation do not change is no metric.
+    changed = _perturbed(evidence, loaders, 0, _FACTORS[0])
+    metrics = {key for key in differ if key in changed and changed[key].value != ours[key].value}
+    own = metrics
+    for factor in _FACTORS:
+        changed = _perturbed(evidence, loaders, 1, factor) if own else {}
+        own = {key for key in own if key in changed and changed[key].value == ours[key].value}
+    decides = _deciding(evidence, metrics)
+    order = sorted(metrics, key=lambda key: (ours[key].step, key))
+    found = {key: Metric(ours[key], alone[key].value, key in own, key in decides) for key in order}
+    sure = [metric for metric in found.values() if metric.own or metric.is_scaled(len(several.ranks))]
     if len(sure) < len(found):
-        if not _evaluated(several, loaders) <= _evaluated(one, loaders):
+        if not _evaluated(several.ranks, loaders) <= _evaluated(one.ranks, loaders):
             return sure, "The ranks evaluate other samples than one process."
         draws: dict[str, Any] = {"still": True, "seeds": 0}
         other = evidence.run("fixed weights, other draws", world_size=1, same_seed=True, interventions=draws)
-        if not other.worked or _differing(alone, _numbers(other.ranks[0]), compared):
+        if not other.worked or _differing(alone, _numbers(other.ranks[0]), metrics):
             return sure, "The metrics depend on random numbers."
-    small = {
-        metric.number.name for metric in found if metric.decides and not metric.own and metric.difference <= _LARGE
-    }
-    unclear = [key for key in compared if ours[key].name in small]
-    return [*found, *_with_other_weights(evidence, unclear, _LARGE)], ""
-
-
-def _is_own(events: Sequence[Sequence[dict[str, Any]]]) -> bool:
-    """Returns whether the ranks log values of their own, and Lightning is not told to reduce them."""
-    first = [event["value"] for event in events[0]]
-    others = [[event["value"] for event in own] for own in events[1:]]
-    return None not in first and not events[0][0]["sync_dist"] and any(own != first for own in others)
+    unclear = [key for key in decides - own if found[key].difference <= _LARGE]
+    return [*found.values(), *_with_other_weights(evidence, unclear, _LARGE)], ""
 
 
 def _monitored(evidence: Evidence) -> set[str]:
@@ -284,52 +264,25 @@ def _repeated(evidence: Evidence) -> set[Key]:
     return {key for key in first if key in second and abs(first[key].value - second[key].value) <= first[key].rounding}
 
 
-def _perturbed(
-    evidence: Evidence, loaders: Sequence[int], first: int, values: dict[Key, float], *, missing: bool
-) -> set[Key]:
-    """Returns the numbers of rank 0 that change if the samples of the evaluation change on the ranks from `first` on.
-
-    Args:
-        evidence: The runs.
-        loaders: The loaders of the evaluation.
-        first: The first rank whose samples change.
-        values: The numbers with the samples as they are.
-        missing: Whether a number that is then not reported counts as changed.
-    """
-    found, known = set[Key](), False
-    for factor in _FACTORS:
-        if found == values.keys():
-            break
-        change = {"still": True, "perturb": [first, *loaders], "factor": factor}
-        name = f"fixed weights, other samples from rank {first} on ({factor})"
-        run = evidence.run(name, same_seed=True, interventions=change)
-        if run.worked:
-            known, numbers = True, _numbers(run.ranks[0])
-            found |= {key for key in values if (numbers[key].value != values[key] if key in numbers else missing)}
-    # If such samples end the program, nothing is known.
-    return found if known or not missing else set(values)
+def _perturbed(evidence: Evidence, loaders: Sequence[int], first: int, factor: float) -> Numbers:
+    """Returns the numbers of rank 0 if the samples of the evaluation change on the ranks from `first` on."""
+    change = {"still": True, "perturb": [first, *loaders], "factor": factor}
+    name = f"fixed weights, other samples from rank {first} on ({factor})"
+    run = evidence.run(name, same_seed=True, interventions=change)
+    return _numbers(run.ranks[0]) if run.worked else {}
 
 
 def _divided_loaders(ranks: Sequence[RankRecord]) -> list[int]:
     """Returns the loaders that are evaluated, and whose samples rank 0 does not have completely."""
-    found = set()
-    for loader in {event["loader"] for event in (ranks[0].evaluation_epochs if ranks else [])}:
-        batches = [[batch for batch in rank.of_kind("batch") if batch["loader"] == loader] for rank in ranks]
-        first, *others = [{name for batch in own for name in _names(batch)} for own in batches]
-        if set().union(*others) - first:
-            found.add(loader)
-    return sorted(found - {event["loader"] for rank in ranks for event in rank.training_epochs})
+    found = {event["loader"] for rank in ranks[:1] for event in rank.evaluation_epochs}
+    found -= {event["loader"] for rank in ranks for event in rank.training_epochs}
+    return sorted(one for one in found if not _evaluated(ranks[1:], [one]) <= _evaluated(ranks[:1], [one]))
 
 
-def _evaluated(run: Run, loaders: Sequence[int]) -> set[str]:
-    """Returns the samples that the evaluations with these loaders have on all ranks."""
-    batches = (batch for rank in run.ranks for batch in rank.of_kind("batch") if batch["loader"] in loaders)
-    return {name for batch in batches for name in _names(batch)}
-
-
-def _names(batch: dict[str, Any]) -> Iterable[str]:
-    """Returns the digests of the samples of a batch, or their indices."""
-    return batch.get("samples") or map(str, batch["indices"])
+def _evaluated(ranks: Sequence[RankRecord], loaders: Sequence[int]) -> set[str]:
+    """Returns the digests of the samples that these loaders have on these ranks, or their indices."""
+    batches = (batch for rank in ranks for batch in rank.of_kind("batch") if batch["loader"] in loaders)
+    return {name for batch in batches for name in batch.get("samples") or map(str, batch["indices"])}
 
 
 def _weights(record: RankRecord, loaders: Sequence[int]) -> Sequence[str]:

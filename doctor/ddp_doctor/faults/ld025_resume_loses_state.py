@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached, note
+from ddp_doctor.evidence.order import Event
+from ddp_doctor.findings import Finding, cannot_tell, fault, listed, not_reached
 from ddp_doctor.records.run import RankRecord, Run
 
-Event = dict[str, Any]
-
-CODE = "LD025"
 TITLE = "A resumed run loses state"
 CAUSE = """\
-A checkpoint that lacks the scheduler, the averaged weights or the optimizer resumes with their initial values, and one
-of rank 0 has its own position in the data and its own generators, with which all ranks continue. The loss has a small
-bump and recovers, so that the difference is attributed to chance.
+A checkpoint that lacks the scheduler, the averaged weights or the optimizer resumes with their initial values, and with
+one of rank 0, all ranks continue with its position in the data and its generators. The loss has only a small bump.
 """
 WRONG = """\
 torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, path)
@@ -30,9 +26,8 @@ Save and load everything that changes in a step, and what each rank has for itse
     torch.save({key: part.state_dict() for key, part in state.items()}, path)
 """
 THREADS = ("PolymathicAI/the_well#77", "atomistic-machine-learning/schnetpack#785")
-STRUCTURAL = False
+NUMERIC = True
 _AVERAGE = "with tensors of the weights' shapes changes in each step, such as an average of the weights"
-_NO_RESTART = "The checkpoint lacks no known state, but no resumed run was examined:"
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -41,11 +36,22 @@ def check(evidence: Evidence) -> list[Finding]:
         return [found]
     if not any(rank.of_kind("save", "saved") for rank in evidence.ranks):
         return [not_reached("The program saves no checkpoint.")] if evidence.trained else []
-    run, why = _start_again(evidence)
-    if run is None:
-        return [cannot_tell(f"{_NO_RESTART} {why}")]
+    if evidence.deterministic is False:
+        return [_unknown("two runs of the same code give different weights.")]
+    if not any(map(_checkpoints, evidence.trained)):
+        return [_unknown("no file has the weights and an optimizer.")]
+    interrupted = evidence.run("interrupted", interventions={"until_saved": True})
+    if not interrupted.worked:
+        return [_unknown(f"a run that ends after its checkpoint fails ({interrupted.short_reason}).")]
+    run = evidence.run("started again", interventions={"started_again": True, "resume_by": _option(interrupted)})
+    if not run.worked:
+        return [_unknown(f"started again after its checkpoint, the program fails ({run.short_reason}).")]
     lost = _not_restored(evidence.trained, run.ranks)
     return [lost] if lost else []
+
+
+def _unknown(why: str) -> Finding:
+    return cannot_tell(f"The checkpoint lacks no known state, but no resumed run was examined: {why}")
 
 
 def _not_saved(record: RankRecord) -> Finding | None:
@@ -82,21 +88,6 @@ def _averages(record: RankRecord, event: Event) -> Iterator[Event]:
             yield copy
 
 
-def _start_again(evidence: Evidence) -> tuple[Run | None, str]:
-    """Ends a program after its first checkpoint, and starts it again; returns this run, or why there is none."""
-    if evidence.deterministic is False:
-        return None, "two runs of the same code give different weights."
-    if not any(map(_checkpoints, evidence.trained)):
-        return None, "no file has the weights and an optimizer."
-    interrupted = evidence.run("interrupted", interventions={"until_saved": True})
-    if not interrupted.worked:
-        return None, f"a run that ends after its checkpoint fails ({interrupted.short_reason})."
-    run = evidence.run("started again", interventions={"started_again": True, "resume_by": _option(interrupted)})
-    if not run.worked:
-        return None, f"started again after its checkpoint, the program fails ({run.short_reason})."
-    return run, ""
-
-
 def _option(run: Run) -> list[str]:
     """Returns the option with which a program resumes, and the checkpoint that it takes; nothing if none is known."""
     from ddp_doctor.probes.options import FOLDER, NOTHING, OPTIONS
@@ -113,18 +104,20 @@ def _not_restored(firsts: Sequence[RankRecord], ranks: Sequence[RankRecord]) -> 
     """Returns a finding of state that a resumed program lacks, or why that is not known."""
     begins = [record.of_kind("continued") for record in ranks]
     if not all(begins):
-        return cannot_tell(f"{_NO_RESTART} started again after its checkpoint, the program takes no step.")
+        return _unknown("started again after its checkpoint, the program takes no step.")
     weights = begins[0][0]["weights"]
     saved = next((event for event in reversed(_checkpoints(firsts[0])) if event["weights"] == weights), None)
     if saved is None:
-        why = "started again, the program does not resume from its checkpoint; it may need an option."
-        return cannot_tell(f"{_NO_RESTART} {why}")
+        return _unknown("started again, the program does not resume from its checkpoint; it may need an option.")
     place = _place(next(iter(ranks[0].of_kind("load_state_dict")), saved), ranks[0])
-    compared = firsts[0], ranks[0], saved["step"]
-    if message := _lost(firsts[0], ranks, begins, saved) or _other_rate(*compared) or _repeated_epoch(*compared):
-        return fault(message, saved["step"], place=place)
-    message, is_fault = _taken_from_rank_0(firsts, ranks, saved["step"])
-    return (fault if is_fault else note)(message, saved["step"], place=place) if message else None
+    step = saved["step"]
+    message = (
+        _lost(firsts[0], ranks, begins, saved)
+        or _other_rate(firsts[0], ranks[0], step)
+        or _repeated_epoch(firsts[0], ranks[0], step)
+        or _taken_from_rank_0(firsts, ranks, step)
+    )
+    return fault(message, step, place=place) if message else None
 
 
 def _place(event: Event, record: RankRecord) -> str:
@@ -157,14 +150,10 @@ def _is_sharded(record: RankRecord, optimizer: int) -> bool:
 
 def _other_rate(first: RankRecord, resumed: RankRecord, step: int) -> str:
     """Compares the learning rates after a checkpoint; that of its first step is in the state of the optimizer."""
-    for number, (expected, found) in enumerate(
-        zip(_steps_of_epoch(first, step), _steps_of_epoch(resumed), strict=False)
-    ):
+    for expected, found in zip(_steps_of_epoch(first, step), _steps_of_epoch(resumed), strict=False):
         if expected["optimizer"] == found["optimizer"] and expected["lr"] != found["lr"]:
-            return (
-                f"After {step} steps, a resumed run takes its step {number + 1} with the learning rate "
-                f"{found['lr'][0]:.3g} instead of {expected['lr'][0]:.3g}."
-            )
+            rates = f"the learning rate {found['lr'][0]:.3g} instead of {expected['lr'][0]:.3g}"
+            return f"After {step} steps, a resumed run continues with {rates}."
     return ""
 
 
@@ -181,37 +170,35 @@ def _steps_of_epoch(record: RankRecord, first: int = 0) -> list[Event]:
 
 def _repeated_epoch(first: RankRecord, resumed: RankRecord, step: int) -> str:
     """Compares the epoch that is trained after a checkpoint, as the sampler is told it."""
-    before = [event["number"] for event in first.of_kind("set_epoch") if event["step"] < step][-1:]
-    after = [event["number"] for event in first.of_kind("set_epoch") if event["step"] == step][:1]
+    told = [(event["step"], event["number"]) for event in first.of_kind("set_epoch")]
+    before = [number for at, number in told if at < step][-1:]
+    after = [number for at, number in told if at == step][:1]
     again = [event["number"] for event in resumed.of_kind("set_epoch")][:1]
-    if not before or not after or again != before or after == before:
+    if not (before and after and again == before != after):
         return ""
-    return (
-        f"The checkpoint is saved at the end of epoch {before[0]}, but a resumed run trains epoch {again[0]} again, "
-        "with the same order of samples."
-    )
+    return f"The checkpoint is saved at the end of epoch {before[0]}, which a resumed run trains again."
 
 
-def _taken_from_rank_0(firsts: Sequence[RankRecord], resumed: Sequence[RankRecord], step: int) -> tuple[str, bool]:
-    """Returns what the ranks had each for itself, and all of them get from rank 0 in a resumed run; is it a fault?"""
+def _taken_from_rank_0(firsts: Sequence[RankRecord], resumed: Sequence[RankRecord], step: int) -> str:
+    """Returns what the ranks had each for itself, and all of them get from rank 0 in a resumed run."""
     first, *before = [_first_call(record, step) for record in firsts]
     again, *after = [_first_call(record, 0) for record in resumed]
     for rank, (own, other) in enumerate(zip(before, after, strict=False), 1):
         if not (first and again and own and other):
             continue
         calls = first, again, own, other
-        text = f"At the first step after the checkpoint of step {step}, rank {rank} continues with "
+        taken = [name for name in first["generators"] if _is_taken(*(call["generators"][name] for call in calls))]
         inputs = zip(*(call["inputs"] for call in calls), strict=False)
+        what = ""
         # If rank 0 continues with another input, a small one, such as a length, may be equal by chance.
         if first["inputs"] == again["inputs"] and any(_is_taken(*values) for values in inputs):
             what = "an input of rank 0, such as its samples or the state of its network"
-            return f"{text}{what}: the checkpoint has what rank 0 alone had, and all ranks load it.", True
-        for name in first["generators"]:
-            if _is_taken(*(call["generators"][name] for call in calls)):
-                text += f"the state of rank 0's generator of {name}, so that all ranks draw the same random numbers."
-                # Dropout alone leaves the inputs as they are.
-                return text, own["inputs"] != other["inputs"]
-    return "", False
+        # Dropout alone leaves the inputs as they are.
+        elif taken and own["inputs"] != other["inputs"]:
+            what = f"the random numbers of rank 0 ({listed(taken)})"
+        if what:
+            return f"After step {step}, rank {rank} resumes with {what}: all ranks load what rank 0 alone had."
+    return ""
 
 
 def _first_call(record: RankRecord, step: int) -> Event | None:

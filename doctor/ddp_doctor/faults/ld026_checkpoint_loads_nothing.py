@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import Event
 from ddp_doctor.findings import Finding, fault, listed, not_reached
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD026"
 TITLE = "A checkpoint loads nothing"
 CAUSE = """\
 The state of a DDP wrapper has the prefix `module.` in its keys: loaded into the bare module with `strict=False`, no key
@@ -24,15 +22,13 @@ Save the bare module, and load strictly:
     model.load_state_dict(torch.load(path, weights_only=True))
 """
 THREADS = ("pytorch/examples#1029", "NVIDIA/apex#647")
-STRUCTURAL = True
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds `load_state_dict(strict=False)` whose keys match no key of the module."""
-    records = [*evidence.ranks, *([evidence.single] if evidence.single else [])]
-    if not any(record.of_kind("load_state_dict") for record in records):
+    if not any(record.of_kind("load_state_dict") for record in evidence.ranks):
         return [not_reached("No state is loaded.")]
-    for event in filter(None, map(_unmatched, records)):
+    for event in (event for record in evidence.ranks for event in _unmatched(record)):
         message = (
             f"load_state_dict(strict=False) of {event['module']} matches no key: the module wants "
             f"{listed(event['missing'])}, but the state has {listed(event['unexpected'])}."
@@ -41,11 +37,9 @@ def check(evidence: Evidence) -> list[Finding]:
     return []
 
 
-def _unmatched(record: RankRecord) -> dict[str, Any] | None:
+def _unmatched(record: RankRecord) -> list[Event]:
     events = record.of_kind("load_state_dict")
-    for number, event in enumerate(events):
-        # Another attempt may load it.
-        later = any(other["matched"] for other in events[number + 1 :] if other["module"] == event["module"])
-        if event["missing"] and event["unexpected"] and not event["strict"] and not later and not event["matched"]:
-            return event
-    return None
+    # Another attempt may load it.
+    loaded = {event["module"] for event in events if event["matched"]}
+    tried = [event for event in events if event["missing"] and event["unexpected"] and not event["strict"]]
+    return [event for event in tried if event["module"] not in loaded]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
-from typing import Any
 
 from ddp_doctor.evidence.decisions import stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import epoch_of
+from ddp_doctor.evidence.order import Event, epoch_of
 from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD027"
 TITLE = "A collective runs on one rank only"
 CAUSE = """\
 Every rank must call the same collectives in the same order: a validation, a log or a checkpoint on rank 0 alone breaks
@@ -26,13 +23,10 @@ if dist.get_rank() == 0:
 """
 FIX = """\
 Call collectives on all ranks, restrict only the output to rank 0, and evaluate there with `ddp.module`:
-    loss = all_reduce_mean(loss)    # every rank
-    if rank == 0:
-        print(loss)
+    dist.all_reduce(loss)    # before the condition
 In Lightning, log the same keys in the same order on all ranks, if need be with a sum and a count of zero.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#19106", "Lightning-AI/pytorch-lightning#21409", "pytorch/pytorch#54059")
-STRUCTURAL = True
 EXPLAINS = "weights"
 NEEDS = (communicating,)
 _KEYS = "Lightning-AI/pytorch-lightning#21409"
@@ -50,39 +44,37 @@ def check(evidence: Evidence) -> list[Finding]:
         if not uneven and (logs := mixed_keys((first, other))):
             one, two = logs
             message = (
-                f"Where a rank logs {one['name']}, another one logs {two['name']} ({evidence.relative(two['place'])}). "
-                "Lightning reduces the two as one value, without an error: it pairs what the ranks log by its order, "
-                f"not by its keys, which is a known fault of Lightning ({_KEYS})."
+                f"Where a rank logs {one['name']}, another one logs {two['name']} ({evidence.relative(two['place'])}), "
+                f"and Lightning reduces the two as one value, which is a known fault of it ({_KEYS})."
             )
             return [fault(message, one["step"], tensor=one["name"], place=one["place"])]
         if (_joins(first) or not uneven) and (found := _mismatch(first, other)):
             # A rank that has stopped alone calls no collective: LD034.
-            return [] if stopping_decision(evidence) else [_finding(*found)]
+            return [] if stopping_decision(evidence) else [found]
     return []
 
 
-def mixed_keys(ranks: Sequence[RankRecord]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def mixed_keys(ranks: Sequence[RankRecord]) -> tuple[Event, Event] | None:
     """Returns two logs of other keys whose values Lightning reduces as one."""
-    for gradients, at_once in product((True, False), repeat=2):
-        first, *others = [_reduced(record, gradients, at_once) for record in ranks]
-        for pair in (pair for other in others for pair in zip(first, other, strict=False)):
-            if pair[0]["name"] != pair[1]["name"]:
-                return pair
-    return None
+    first, *others = map(_reduced, ranks)
+    pairs = (pair for other in others for time in first for pair in zip(first[time], other.get(time, ()), strict=False))
+    return next((pair for pair in pairs if pair[0]["name"] != pair[1]["name"]), None)
 
 
-def _reduced(record: RankRecord, gradients: bool, at_once: bool) -> list[dict[str, Any]]:
-    """Returns the logs that Lightning reduces at once, or a log of each key in the order in which an epoch has them."""
-    events = [
-        event for event in record.of_kind("log") if (event["gradients"], event["at_once"]) == (gradients, at_once)
-    ]
-    # A metric of torchmetrics, which is no number, is reduced as well.
-    events = [event for event in events if event["sync_dist"] or event["value"] is None]
-    return events if at_once else list({event["name"]: event for event in events}.values())
+def _reduced(record: RankRecord) -> dict[tuple[bool, bool], list[Event]]:
+    """Returns the logs that Lightning reduces, in their order, by whether it does so in training, and at once."""
+    found: dict[tuple[bool, bool], list[Event]] = {}
+    for event in record.of_kind("log"):
+        own = found.setdefault((event["gradients"], event["at_once"]), [])
+        # A metric of torchmetrics, which is no number, is reduced as well. An epoch has a mean of each key.
+        reduced = event["sync_dist"] or event["value"] is None
+        if reduced and (event["at_once"] or event["name"] not in {one["name"] for one in own}):
+            own.append(event)
+    return found
 
 
-def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[str, Any], RankRecord, str] | None:
-    """Returns the rank that leaves the common sequence, its event, the other rank, and what that one does instead."""
+def _mismatch(first: RankRecord, second: RankRecord) -> Finding | None:
+    """Finds the collective with which a rank leaves the common sequence."""
     ranks, sequences = (first, second), [_sequence(record) for record in (first, second)]
     for number in range(max(map(len, sequences))):
         ends = [sequence[number] if number < len(sequence) else ("", {}) for sequence in sequences]
@@ -92,27 +84,17 @@ def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[s
             extra = next((place for place in (0, 1) if names[place] not in {"", _TRAINING, _BACKWARD}), None)
             if extra is None:
                 return None
-            other = ranks[1 - extra]
+            rank, event, other, name = ranks[extra], ends[extra][1], ranks[1 - extra], names[1 - extra]
             # A rank that has joined waits for the others.
-            if not names[1 - extra] and not other.end["reached_end"] and not _joins(other):
+            if not name and not other.end["reached_end"] and not _joins(other):
                 return None
-            return ranks[extra], ends[extra][1], other, names[1 - extra]
+            does = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}"
+            message = f"Rank {rank.rank} calls {event.get('op', _BUFFERS)}, but rank {other.rank} "
+            return fault(f"{message}{does if name else 'has ended or joined'}.", event["step"], place=event["place"])
     return None
 
 
-def _finding(rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
-    call = _BUFFERS if event["kind"] == "ddp_forward" else event["op"]
-    instead = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}" if name else "has ended"
-    if not name and _joins(other):
-        instead = "has joined, and shadows the collectives of Joinables alone"
-    message = f"Rank {rank.rank} calls {call}, but rank {other.rank} {instead}."
-    if call == _BUFFERS:
-        message += " This forward pass without gradients broadcasts the buffers, which all ranks must take part in."
-    forwards = [forward["place"] for forward in rank.of_kind("forward") if forward["step"] == event["step"]]
-    return fault(message, event["step"], place=next(filter(None, [event["place"], *forwards]), ""))
-
-
-def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:
+def _sequence(record: RankRecord) -> list[tuple[str, Event]]:
     """Returns the collectives of all ranks that a rank has called, in order, with those of DDP."""
     found, reduces = [], False
     joins = _joins(record)

@@ -10,7 +10,6 @@ from ddp_doctor.evidence.requirements import communicating, need, training_loade
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_applicable, unclear
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD028"
 TITLE = "Ranks have unequal numbers of batches"
 CAUSE = """\
 A stream, a filter or an early stop can give one rank fewer batches: the others wait in their next all-reduce until the
@@ -28,7 +27,6 @@ Make the numbers equal, or let DDP handle the rest:
 Reduce a decision to stop, so that all ranks take it in the same step.
 """
 THREADS = ("pytorch/pytorch#141069", "Lightning-AI/pytorch-lightning#18023", "Lightning-AI/pytorch-lightning#379")
-STRUCTURAL = True
 EXPLAINS = "weights"
 # A program with up to this many batches is run to the end of an epoch.
 _MOST_BATCHES = 50
@@ -46,7 +44,7 @@ def check(evidence: Evidence) -> list[Finding]:
             continue
         counts = ", ".join(f"{count} on rank {rank.rank}" for count, rank in zip(known, ranks, strict=True))
         message = f"Epoch {events[0].get('epoch', 0)} has unequal numbers of batches: {counts}."
-        where = min(known), "", " and ".join(map(str, known)) + " batches", events[0]["place"]
+        where = min(known), "", counts, events[0]["place"]
         ended = _ended(ranks)
         if not ended and max(known) <= _MOST_BATCHES:
             seconds = min(evidence.spec.timeout, _SECONDS + 2 * evidence.runs["ranks"].seconds)
@@ -55,19 +53,17 @@ def check(evidence: Evidence) -> list[Finding]:
             if not ended and run.worked:
                 # The loop ends before the shortest loader does.
                 return []
-            ended = ended or "A run to the end of this epoch hangs or fails."
         elif not ended and not any(rank.of_kind("trainer") for rank in ranks):
             # A Trainer takes all batches.
             return [unclear(f"{message} Whether the loop ends before the first of them was not seen.", *where)]
-        return [fault(f"{message} {ended or 'The ranks with more of them wait for a partner that has left.'}", *where)]
+        return [fault(f"{message} {ended or 'The ranks with more of them hang or fail.'}", *where)]
     return []
 
 
 def _batches(event: Event) -> int | None:
     if event["iterable"]:
         return event["yielded"] if event["drained"] else None
-    batches: int | None = len(event["sizes"]) if event["drained"] and event.get("sizes") else event["batches"]
-    return batches
+    return len(event["sizes"]) if event["drained"] and event.get("sizes") else event["batches"]
 
 
 def _ended(ranks: Sequence[RankRecord]) -> str:
@@ -76,13 +72,8 @@ def _ended(ranks: Sequence[RankRecord]) -> str:
         for ended, rank in zip(events, ranks, strict=True):
             longer = [other for other, event in zip(ranks, events, strict=True) if event["yielded"] > ended["yielded"]]
             if ended["complete"] and longer:
-                number = ended["yielded"]
-                return f"Rank {rank.rank} was at the end after {number}, and rank {longer[0].rank} was not."
+                return f"Rank {rank.rank} was at the end of its batches, and rank {longer[0].rank} was not."
     return ""
-
-
-def _counts_are_known(evidence: Evidence) -> bool:
-    return any(all(_batches(event) is not None for event in events) for events in training_epochs(evidence.ranks))
 
 
 _join = need(
@@ -90,7 +81,7 @@ _join = need(
     not_applicable("The program trains with Join, which is made for unequal numbers of batches."),
 )
 _known_counts = need(
-    _counts_are_known,
+    lambda evidence: any(None not in map(_batches, events) for events in training_epochs(evidence.ranks)),
     cannot_tell("The numbers of batches are not known, because the examination ends before the stream does."),
 )
 NEEDS = (_join, communicating, training_loader, _known_counts)

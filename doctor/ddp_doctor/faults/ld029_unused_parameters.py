@@ -7,12 +7,10 @@ from ddp_doctor.evidence.requirements import wrapped
 from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD029"
 TITLE = "Parameters are not used by the loss"
 CAUSE = """\
 DDP waits for the gradient of every parameter: one that does not influence the loss ends the next step with an error
-that gives numbers, not names. With `find_unused_parameters=True`, parameters that were forgotten by mistake never
-train.
+without its name. With `find_unused_parameters=True`, what was forgotten by mistake never trains.
 """
 WRONG = """\
 class Net(nn.Module):
@@ -24,7 +22,6 @@ Remove or freeze the parameters before wrapping, or set `find_unused_parameters=
     model.auxiliary_head.requires_grad_(False)
 """
 THREADS = ("Lightning-AI/pytorch-lightning#17212", "Lightning-AI/pytorch-lightning#21794")
-STRUCTURAL = True
 NEEDS = (wrapped,)
 _WORDS = ("find_unused_parameters", "parameters that were not used in producing")
 
@@ -39,10 +36,7 @@ def check(evidence: Evidence) -> list[Finding]:
     unused = [_without_gradient(record) for record in run.ranks] if run.worked else []
     names = sorted(set().union(*unused))
     places = [event["place"] for kind in ("forward", "log", "ddp") for event in failed.of_kind(kind) if event["place"]]
-    message = (
-        f"The loss of step {step} does not use {listed(names) or 'all parameters'}, so DistributedDataParallel waits "
-        "for their gradients."
-    )
+    message = f"The loss of step {step} does not use {listed(names) or 'all parameters'}, and DDP waits for them."
     if any(part != unused[0] for part in unused):
         message += " Not all ranks use the same parameters."
     proof = "With find_unused_parameters=True, the ranks train." if names else ""

@@ -9,16 +9,14 @@ from ddp_doctor.evidence.order import Event, predictions
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD030"
 TITLE = "Predictions are partial or out of order"
 CAUSE = """\
 Each rank predicts only its part, which a sampler has interleaved and padded: a file of rank 0 has one part, and parts
 put one after the other are in the wrong order. The number of rows may still be right.
 """
 WRONG = """\
-# Those of one rank, in the order of its sampler.
 predictions = torch.cat([model(batch) for batch in loader])
-torch.save(predictions, 'predictions.pt')
+torch.save(predictions, 'predictions.pt')    # those of one rank, in the order of its sampler
 """
 FIX = """\
 Save the index with each prediction, and sort, in Lightning by a `BasePredictionWriter` with `batch_indices`:
@@ -26,7 +24,6 @@ Save the index with each prediction, and sort, in Lightning by a `BasePrediction
     predictions = torch.cat(parts)[order][: len(dataset)]
 """
 THREADS = ("Lightning-AI/pytorch-lightning#5257", "Lightning-AI/pytorch-lightning#10618")
-STRUCTURAL = True
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -61,8 +58,7 @@ def _order(ranks: Sequence[RankRecord], events: list[Event]) -> Finding | None:
         faults.append(f"{size - len(union)} of {size} samples are not predicted")
     if not faults or all(map(_says_indices, ranks, events)):
         return None
-    message, sampler = "; ".join(faults), (events[0]["set_epoch"] or [events[0]["sampler"]])[0]
-    message = f"{message[0].upper()}{message[1:]}: the sampler is a {sampler}."
+    message = f"By the {(events[0]['set_epoch'] or [events[0]['sampler']])[0]}, {'; '.join(faults)}."
     return fault(message, amount=f"{total} predictions for {size} samples", place=events[0]["place"])
 
 
@@ -73,7 +69,7 @@ def _says_indices(rank: RankRecord, event: Event) -> bool:
 
 def _lost(ranks: Sequence[RankRecord], events: list[Event]) -> Finding | None:
     """Returns the finding of predictions that one rank writes, without having got those of the others."""
-    later = [_since_prediction(rank) for rank in ranks]
+    later = [rank.events[rank.events.index(rank.of_kind("predict")[0]) :] for rank in ranks]
     collectives = [event for own in later for event in own if event["kind"] == "collective"]
     gathered = any(event["place"] and event["op"] != "barrier" for event in collectives)
     # A report or a file of metrics has another number of rows than the rank has predictions.
@@ -89,8 +85,3 @@ def _lost(ranks: Sequence[RankRecord], events: list[Event]) -> Finding | None:
     own, total = len(events[writer]["indices"]), sum(len(one["indices"]) for one in events)
     message = f"Rank {writer} alone writes predictions, and the ranks exchange none: those of the others are lost."
     return fault(message, amount=f"{own} of {total} predictions", place=event["place"])
-
-
-def _since_prediction(rank: RankRecord) -> list[Event]:
-    """Returns the events since the first prediction."""
-    return rank.events[rank.events.index(rank.of_kind("predict")[0]) :]

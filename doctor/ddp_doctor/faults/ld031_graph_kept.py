@@ -14,7 +14,6 @@ from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.source.file import Likely, SourceFile
 
-CODE = "LD031"
 TITLE = "The graph of each step is kept"
 CAUSE = """\
 `total += loss` keeps the graph of every step, with all activations, until the sum is deleted. The process is killed
@@ -28,7 +27,6 @@ Detach what outlives the step:
     total += loss.detach()    # or loss.item()
 """
 THREADS = ("ray-project/ray#40940", "IBM/mi-prometheus#111")
-STRUCTURAL = True
 # As many steps show whether the growth continues.
 _LONGER = 3
 
@@ -65,10 +63,7 @@ def check(evidence: Evidence) -> list[Finding]:
         counts = _nodes(longer.ranks[record.rank]) if longer.worked else []
         if _grows(counts):
             nodes = ", ".join(map(str, counts[0][:6]))
-            message = (
-                f"Live tensors of rank {record.rank} keep the graphs of earlier steps: the number of graph nodes at "
-                f"the start of each step is {nodes} and so on."
-            )
+            message = f"Rank {record.rank} keeps the graphs of earlier steps, which begin with {nodes} ... graph nodes."
             place = next((event["place"] for event in record.training_epochs if event["place"]), "")
             return [fault(message, 1, place=place or loss_place(evidence))]
     return []
@@ -90,10 +85,5 @@ def _grows(epochs: Sequence[Sequence[int]]) -> bool:
     return bool(epochs) and all(before < after for nodes in epochs for before, after in pairwise(nodes[1:]))
 
 
-_three_steps = need(
-    lambda evidence: any(map(_nodes, evidence.trained)),
-    cannot_tell("Fewer than three steps of an epoch were seen at their start."),
-    optimizer_steps,
-    training_loader,
-)
-NEEDS = (_three_steps,)
+_REASON = cannot_tell("Fewer than three steps of an epoch were seen at their start.")
+NEEDS = (need(lambda evidence: any(map(_nodes, evidence.trained)), _REASON, optimizer_steps, training_loader),)

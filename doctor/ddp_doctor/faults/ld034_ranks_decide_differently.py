@@ -9,7 +9,6 @@ from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
 
-CODE = "LD034"
 TITLE = "Ranks decide differently"
 CAUSE = """\
 Each rank sees its own samples, so that a loss that is not reduced differs: if a rank stops, skips, saves or changes its
@@ -26,7 +25,6 @@ Reduce the value before the decision, or decide on rank 0, and broadcast the dec
     if sums[0] / sums[1] > best: break
 """
 THREADS = ("Lightning-AI/pytorch-lightning#379", "skorch-dev/skorch#737")
-STRUCTURAL = True
 EXPLAINS = "weights"
 NEEDS = (communicating,)
 
@@ -39,12 +37,7 @@ def check(evidence: Evidence) -> list[Finding]:
         found = [one for one in found if one.decides != STEPS]
     for one in found[:1]:
         message = f"By `{one.text}`, each rank decides by a value of its own {one.decides}: {one.how}."
-        ended = [rank for rank in evidence.ranks if one.taken and rank.end["reached_end"]]
-        if len(ended) in {0, len(evidence.ranks)}:
-            return [fault(message, place=one.place)]
-        step = len(ended[0].of_kind("stepped"))
-        message += f" Rank {ended[0].rank} stops after {step} optimizer steps, and the others wait for it."
-        return [fault(message, step, place=one.place)]
+        return [fault(message, place=one.place)]
     if schedule := different_metrics(evidence):
         event, values = schedule
         shown = " and ".join(f"{value:.6g}" for value in values[:2])

@@ -9,7 +9,6 @@ from ddp_doctor.evidence.requirements import batch_norm
 from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.records.run import RankRecord
 
-CODE = "LD035"
 TITLE = "A frozen batch norm still updates"
 CAUSE = """\
 `requires_grad_(False)` freezes parameters, but not the running statistics of a batch norm: in training mode they follow
@@ -26,17 +25,13 @@ Put the frozen part into evaluation mode after each call of train(), in Lightnin
     model.backbone.eval()
 """
 THREADS = ("pytorch/pytorch#86590", "lightly-ai/lightly#1438")
-STRUCTURAL = True
 NEEDS = (batch_norm,)
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds batch norms in training mode within a part whose weights never change while others are trained."""
     for event, names in filter(None, map(_frozen, evidence.trained)):
-        message = (
-            f"{listed(names)} of {event['module']} is in training mode: its running statistics change, although the "
-            "weights of the part that contains it are frozen and do not."
-        )
+        message = f"{listed(names)} of {event['module']} changes its running statistics, although its part is frozen."
         return [fault(message, event["step"], names[0], place=event["place"])]
     return []
 

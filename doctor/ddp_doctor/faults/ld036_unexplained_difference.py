@@ -8,12 +8,10 @@ from ddp_doctor.evidence.order import names
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed, unclear
 
-CODE = "LD036"
 TITLE = "Ranks have different weights"
 CAUSE = """\
-The ranks train different weights although they average their gradients: one rank alone restores or loads something, a
-network that is not trained, such as a teacher, differs, or the program changes weights every few steps. The same check
-reports every difference between the ranks, and to one process, that no other check explains.
+One rank alone loads something, a network that is not trained, such as a teacher, differs, or the program changes
+weights every few steps. Every difference of the ranks, also to one process, that no other check explains is reported.
 """
 WRONG = """\
 target = copy.deepcopy(online)    # each rank has its own target
@@ -24,7 +22,7 @@ Load on all ranks, and copy a network after DDP has made its weights equal, or b
     target = copy.deepcopy(online.module)
 """
 THREADS = ("iCog-Labs-Dev/PC-Transformers#135",)
-STRUCTURAL = False
+NUMERIC = True
 NEEDS = (optimizer_steps, averages_gradients)
 
 
@@ -34,10 +32,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if held := None if found else _held_differently(evidence):
         return [held]
     if later := None if found or evidence.faulty else later_divergence(evidence):
-        message = (
-            f"After optimizer step {later.step}, the ranks have different weights, and all steps before agree: what "
-            "the program does every few steps only differs between the ranks."
-        )
+        message = f"After optimizer step {later.step}, weights differ by what the program does every few steps only."
         return [fault(message, later.step, later.tensor, later.measured, later.place)]
     if evidence.explained:
         return []
@@ -50,10 +45,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if reference.cannot:
         return [cannot_tell(f"The ranks and one process were not compared: {reference.cannot}.")]
     if reference.differs and not found:
-        message = (
-            "The ranks train with another gradient than one process with the same samples, and no other check knows "
-            "the cause. It can be a fault, or something that the doctor does not repeat on one process."
-        )
+        message = "The ranks have another gradient than one process: a fault, or what the doctor does not repeat there."
         return [unclear(message, reference.step, reference.tensor, reference.measured, loss_place(evidence))]
     return []
 

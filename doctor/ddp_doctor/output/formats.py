@@ -58,12 +58,12 @@ def _sarif(report: Report) -> dict[str, Any]:
     """Returns the report as a SARIF log of one run; accepted findings are suppressed results."""
     rules = [
         {
-            "id": check.CODE,
+            "id": code,
             "shortDescription": {"text": f"{check.TITLE}."},
             "fullDescription": {"text": " ".join(check.CAUSE.split())},
             "help": {"text": f"{check.FIX.strip()}\n\nReported in {', '.join(check.THREADS)}"},
         }
-        for check in load_checks().values()
+        for code, check in load_checks().items()
     ]
     results = [_result(finding, report) for finding in report.findings]
     for one in report.accepted:

@@ -159,7 +159,7 @@ def told(finding: Finding) -> list[str]:
     place = f"at {plain(finding.place)}" if finding.place else ""
     lines = [plain(finding.message), plain(finding.proof), facts(finding), place]
     if check := load_checks().get(finding.code):
-        lines += [f"fix: {short_fix(check)}", f"more: ddp-doctor --explain {check.CODE}"]
+        lines += [f"fix: {short_fix(check)}", f"more: ddp-doctor --explain {finding.code}"]
     return [line for line in lines if line]
 
 

@@ -46,9 +46,6 @@ COLLECTIVES = (
     "monitored_barrier",
 )
 
-# Larger buckets of communication hooks are not recorded.
-_LARGE = 5_000_000
-
 
 class CallProbe:
     """Observes calls of functions.
@@ -63,7 +60,6 @@ class CallProbe:
         self.before_collective: Callable[[], None] = lambda: None
         # Asynchronous collectives that nobody has waited for, with their events and the memory of their results.
         self._begun: list[tuple[dist.Work, dict[str, Any], set[int]]] = []
-        self._hooks = 0
 
     def install(self) -> None:
         """Installs the probes."""
@@ -181,31 +177,13 @@ class CallProbe:
     def _on_register(
         self, original: Callable[..., Any], ddp: Any, state: Any, hook: Callable[..., Any], **kwargs: Any
     ) -> Any:
-        number, self._hooks = self._hooks, self._hooks + 1
         name = getattr(hook, "__qualname__", type(hook).__name__).replace("<locals>.", "")
         self.recorder.add("comm_hook", name=name)
         self.recorder.has_hooks = True
         # Compression would hide or feign a fault of the numbers. What the hook does is seen in the other runs.
         if self.spec.purpose == "numbers":
-            return original(ddp, ddp.process_group, allreduce_hook)
-
-        @functools.wraps(hook)
-        def observed(state: Any, bucket: Any) -> Any:
-            step, given = self.recorder.step, bucket.buffer()
-            if step >= 2 * self.spec.steps or given.numel() > _LARGE:
-                return hook(state, bucket)
-            key = f"{step}/{number}.{bucket.index()}"
-            self.recorder.keep(f"hook_in/{key}", given)
-
-            def keep(done: Any) -> Any:
-                result = done.value()
-                if isinstance(result, torch.Tensor):
-                    self.recorder.keep(f"hook_out/{key}", result)
-                return result
-
-            return hook(state, bucket).then(keep)
-
-        return original(ddp, state, observed)
+            state, hook = ddp.process_group, allreduce_hook
+        return original(ddp, state, hook)
 
 
 def _is_subgroup(value: Any) -> bool:

@@ -140,9 +140,9 @@ class SampleProbe:
             loader.worker_init_fn = functools.partial(_in_worker, str(self._file(number, iteration)), original)
 
     def seed_ranks(self) -> None:
-        """Seeds the ranks at the first training batch, if that is the intervention: 1 differently, 0 equally."""
+        """Seeds the ranks equally at the first training batch, if that is the intervention."""
         if "seeds" in self.spec.interventions and not self._seeded:
-            seed_unseen(self.spec.seed + self.recorder.rank * int(self.spec.interventions["seeds"]))
+            seed_unseen(self.spec.seed)
         self._seeded = True
 
     def perturbed(self, batch: Any, loader: int) -> Any:
@@ -150,8 +150,7 @@ class SampleProbe:
         first, *loaders = self.spec.interventions.get("perturb") or [0]
         if loader not in loaders or self.recorder.rank < first:
             return batch
-
-        factor = self.spec.interventions.get("factor", 0.5)
+        factor = self.spec.interventions["factor"]
 
         def change(leaf: torch.Tensor) -> torch.Tensor:
             if leaf.is_floating_point():

@@ -12,17 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
-from ddp_doctor.findings import Verdict
-
-# How often a pattern is right: the first ones change the exit code.
-HIGH, MEDIUM = Verdict.FAULT, Verdict.UNCLEAR
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Loop = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-_RANK = re.compile(
-    r"rank|gpu|device|main|master|primary|chief|leader|is_root|is_zero|proc(ess)?_?(id|index)|writer|coordinator"
-)
 
 
 @dataclass(frozen=True)
@@ -32,12 +24,10 @@ class Likely:
     Attributes:
         node: The place.
         message: What is read there, in one sentence.
-        precision: `HIGH` or `MEDIUM`.
     """
 
     node: ast.expr | ast.stmt
     message: str
-    precision: Verdict = HIGH
 
 
 class Program:
@@ -203,30 +193,6 @@ class SourceFile:
                     names.add(name)
                     found += self.program.definitions.get(name, ())
         return found
-
-    def decides_by_rank(self, test: ast.expr) -> bool:
-        """Returns whether a condition may depend on the rank."""
-        names = [one for one in ast.walk(test) if isinstance(one, ast.Name | ast.Attribute)]
-        if any(dotted(one) == "__name__" for one in names):
-            return False
-        values = [value for one in names for _, value in self.assigned(one)]
-        return any(_RANK.search(ast.unparse(one).lower()) for one in [test, *values])
-
-    def guarded_by_rank(self, node: ast.AST) -> bool:
-        """Returns whether a statement of a function is reached under a condition on the rank."""
-        scope, inner = self.scope(node), node
-        for one in self.above(node):
-            tests = [one.test] if isinstance(one, ast.If | ast.IfExp | ast.While) and inner is not one.test else []
-            for block in (getattr(one, name, None) for name in ("body", "orelse", "finalbody")):
-                earlier = block[: block.index(inner)] if isinstance(block, list) and inner in block else []
-                blocks = [before for before in earlier if isinstance(before, ast.If)]
-                tests += [before.test for before in blocks if isinstance(before.body[-1], _LEAVES)]
-            if any(map(self.decides_by_rank, tests)):
-                return True
-            if one is scope:
-                break
-            inner = one
-        return any(_RANK.search(ast.unparse(mark).lower()) for mark in getattr(scope, "decorator_list", ()))
 
     def excluded(self, one: ast.AST, other: ast.AST) -> bool:
         """Returns whether two nodes are in different branches of a condition."""

@@ -31,7 +31,7 @@ def read(paths: Sequence[str]) -> Report:
         paths: Files and folders.
 
     Returns:
-        The report. What a precise pattern finds is a likely fault, and other findings are unclear.
+        The report. What is found is a likely fault.
 
     Raises:
         InputError: There is no such path, or a file that is named cannot be parsed.
@@ -43,7 +43,7 @@ def read(paths: Sequence[str]) -> Report:
     try:
         files = _load(paths)
         findings = [
-            Finding(code, likely.precision, f"Likely: {likely.message}", place=_place(file, likely.node))
+            Finding(code, Verdict.FAULT, f"Likely: {likely.message}", place=_place(file, likely.node))
             for file in files
             for code, reader in readers.items()
             for likely in reader(file)
