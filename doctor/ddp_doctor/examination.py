@@ -189,7 +189,8 @@ class _Examination:
     def _again(self, name: str, outcome: str, changes: dict[str, Any]) -> _Examination:
         """Returns another attempt, with a changed specification."""
         before = Stage(name, outcome, sum(stage.seconds for stage in self.stages))
-        other = _Examination(self.evidence.with_spec(**changes), self.checks, self.on_stage, [before])
+        evidence = Evidence(replace(self.evidence.spec, **changes), self.evidence.runner)
+        other = _Examination(evidence, self.checks, self.on_stage, [before])
         other._try()
         return other
 

@@ -50,10 +50,9 @@ class Probes:
         self.spec = spec
         self.recorder = Recorder(folder)
         changes = spec.interventions
-        reverse = bool(changes.get("reverse"))
         by_turns = bool(changes.get("micro_batches"))
         joined = bool(spec.feed) and not by_turns
-        feed = RankBatches(Path(spec.feed), int(changes["ranks"]), reverse=reverse) if joined else None
+        feed = RankBatches(Path(spec.feed), int(changes["ranks"])) if joined else None
         self.steps = StepProbe(self.recorder, spec)
         micro = MicroBatchProbe(self.recorder, self.steps)
         if by_turns:

@@ -30,17 +30,15 @@ class RankBatches:
     Args:
         folder: Folder of the run.
         world_size: Number of ranks.
-        reverse: Reverses the samples of each batch, which changes rounding only.
 
     Attributes:
         failures: Why a batch could not be joined, in plain words.
     """
 
-    def __init__(self, folder: Path, world_size: int, *, reverse: bool = False) -> None:
+    def __init__(self, folder: Path, world_size: int) -> None:
         loaded = _records(folder, world_size)
         self.tensors: list[dict[str, torch.Tensor]] = [part["tensors"] for part in loaded]
         self.failures: list[str] = []
-        self.reverse = reverse
         epochs = [event for event in loaded[0]["events"] if event["kind"] == "epoch" and event["trains"]]
         self._training = {(event["loader"], event["iteration"]) for event in epochs}
         self._draws: dict[tuple[int, str], list[Draw]] = {}
@@ -93,7 +91,7 @@ class RankBatches:
             if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
                 self._fail("the shapes of the ranks differ, as after padding to the longest sample")
                 return leaf
-            return torch.cat(parts).flip(0) if self.reverse else torch.cat(parts)
+            return torch.cat(parts)
 
         return tree_map(join, template)
 
@@ -129,49 +127,23 @@ class RankBatches:
 
 # Tensors of more values, such as a table that the loss looks up, are not data of a batch.
 _MOST_VALUES = 20_000_000
-# What transformers calls the number of tokens of all ranks and micro-batches.
-_COUNT = "num_items_in_batch"
 _MOST_INPUTS = 100
-_FUNCTION = "function "
 
 
 class Turn(NamedTuple):
-    """A micro-batch of a rank.
-
-    Attributes:
-        step: Optimizer step of the ranks that it belongs to, over all optimizers.
-        rank: The rank.
-        number: Its number on the rank.
-    """
+    """A micro-batch: the optimizer step of the ranks that it belongs to, the rank, and its number on the rank."""
 
     step: int
     rank: int
     number: int
 
 
-def turns(steps: Sequence[Sequence[int]], optimizers: Sequence[int]) -> list[Turn]:
-    """Returns the order in which one process gets the micro-batches of the ranks.
-
-    Args:
-        steps: For each rank, the step that each of its micro-batches belongs to.
-        optimizers: The optimizer of each step; several take turns in the same order.
-    """
-    count, period = len(optimizers), 1
-    while period < count and any(optimizers[place] != optimizers[place % period] for place in range(count)):
-        period += 1
-    found = []
-    for begin in range(0, count - count % period, period):
-        part = range(begin, begin + period)
-        for rank, of_rank in enumerate(steps):
-            found += [Turn(step, rank, number) for number, step in enumerate(of_rank) if step in part]
-    return found
-
-
 def plan_of(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[Turn]:
-    """Returns the turns of one process that gets the micro-batches of ranks with these events."""
-    optimizers = [event["optimizer"] for event in ranks[0] if event["kind"] == "step"]
+    """Returns the turns of one process that gets the micro-batches of ranks with these events, step by step."""
+    steps = sum(event["kind"] == "step" for event in ranks[0])
     passes = [[event["step"] for event in events if event["kind"] == "backward"] for events in ranks]
-    return turns(passes, optimizers)
+    turns = [Turn(step, rank, number) for rank, own in enumerate(passes) for number, step in enumerate(own)]
+    return sorted(turn for turn in turns if turn.step < steps)
 
 
 class MicroBatchProbe:
@@ -195,9 +167,6 @@ class MicroBatchProbe:
         self._number = 0
         self._counts: dict[str, int] = {}
         self._began = False
-        self._weights_of: Turn | None = None
-        # The number of tokens that the model was given, and that of one process.
-        self._count: tuple[torch.Tensor, float] | None = None
 
     def follow(self, folder: Path, world_size: int) -> None:
         """Lets this process get the micro-batches of the ranks of a run, from its folder."""
@@ -226,21 +195,15 @@ class MicroBatchProbe:
         """Returns the arguments of a call of the model."""
         if not torch.is_grad_enabled() or in_backward():
             return args, kwargs
-        self._begin()
-        given_args, given = self._inputs(f"model {name}", args, kwargs)
-        if isinstance(kwargs.get(_COUNT), torch.Tensor):
-            self._count = given[_COUNT], float(kwargs[_COUNT])
-        return given_args, given
-
-    def see(self, args: Any, kwargs: Any) -> None:
-        """Records that a model of transformers divides its loss by the number that it was given; others ignore it."""
-        if self._count and any(value is self._count[0] for value in (*args, *kwargs.values())):
-            (given, own), self._count = self._count, None
-            self._compare_numbers("div", own, float(given))
+        if not self._began:
+            self._began = True
+            self._at("model")
+            self._set_weights()
+        return self._inputs(f"model {name}", args, kwargs)
 
     def function_inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns the arguments of a function of the model's outputs, such as a loss."""
-        return self._inputs(f"{_FUNCTION}{name}", args, kwargs)
+        return self._inputs(f"function {name}", args, kwargs)
 
     def _inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         count = self._counts[name] = self._counts.get(name, 0) + 1
@@ -258,23 +221,13 @@ class MicroBatchProbe:
             other = self.ranks[turn.rank].get(key.format(turn.number)) if turn else None
             if other is None or other.dtype != leaf.dtype or other.ndim != leaf.ndim:
                 return leaf
-            if name.startswith(_FUNCTION) and leaf.numel() == other.numel() == 1:
-                self._compare_numbers(name.removeprefix(_FUNCTION), float(leaf), float(other))
+            is_number = leaf.numel() == other.numel() == 1 and (not leaf.ndim or name.startswith("function"))
+            if is_number and not isclose(float(leaf), float(other), rel_tol=1e-6):
+                # Such as the tokens that the ranks have counted together.
+                self.recorder.add("number")
             return other.clone().to(leaf.device)
 
         return tree_map(take, (args, kwargs))
-
-    def _compare_numbers(self, name: str, own: float, given: float) -> None:
-        """Records a number that is another one on the ranks, such as the tokens that they have counted together."""
-        if self.turn and not isclose(own, given, rel_tol=1e-6):
-            self.recorder.add("number", function=name, own=own, given=given, turn=list(self.turn))
-
-    def _begin(self) -> None:
-        """Begins the calls of the model in this micro-batch."""
-        if not self._began:
-            self._began = True
-            self._at("model")
-            self._set_weights()
 
     def _end(self) -> None:
         self._number += 1
@@ -284,11 +237,8 @@ class MicroBatchProbe:
 
     def _set_weights(self) -> None:
         """Gives this process the weights that the rank had in the step that comes."""
-        turn, known = self.turn, self._weights_of
-        if turn is None or (known and known[:2] == turn[:2]):
-            return
-        self._weights_of = turn
-        weights = weights_at(self.ranks[turn.rank], turn.step)
+        turn = self.turn
+        weights = weights_at(self.ranks[turn.rank], turn.step) if turn else {}
         with torch.no_grad():
             for key, parameter in self.steps.parameters().items():
                 if key in weights and weights[key].shape == parameter.shape:
@@ -320,7 +270,6 @@ class _FunctionInputs(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs a function, with the inputs of a rank."""
         kwargs = kwargs or {}
-        self.probe.see(args, kwargs)
         # A collective has places for the tensors of all ranks, of which one process has its own alone.
         is_collective = str(getattr(func, "__module__", "")).startswith("torch.distributed")
         if is_collective or self.probe.inside_model or not torch.is_grad_enabled() or in_backward():
