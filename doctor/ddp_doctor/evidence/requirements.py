@@ -96,18 +96,15 @@ def averages_gradients(evidence: Evidence) -> Finding | None:
 
 def compared(evidence: Evidence) -> Finding | None:
     """The ranks were compared with one process."""
-    if found := averages_gradients(evidence):
-        return found
     why = evidence.reference.cannot
-    return cannot_tell(f"The ranks and one process were not compared: {why}.") if why else None
+    missing = cannot_tell(f"The ranks and one process were not compared: {why}.") if why else None
+    return averages_gradients(evidence) or missing
 
 
 def compared_at_once(evidence: Evidence) -> Finding | None:
     """One process saw the samples of all ranks at once."""
-    if found := compared(evidence):
-        return found
     limits = evidence.reference.limits
-    return cannot_tell(f"{limits[0].upper()}{limits[1:]}.") if limits else None
+    return compared(evidence) or (cannot_tell(f"{limits[0].upper()}{limits[1:]}.") if limits else None)
 
 
 def batch_norm(evidence: Evidence) -> Finding | None:
