@@ -216,11 +216,6 @@ class _Examination:
             return
         if single.ended_early or several.ended_early:
             self.rejected = InputError(f"{evidence.spec.target} {_NO_TRAINING}")
-        elif single.needs_launcher:
-            self.rejected = InputError(
-                f"{evidence.spec.target} expects the variables of a launcher, such as RANK: start it with "
-                f"torchrun --nproc-per-node {evidence.spec.world_size}."
-            )
         else:
             # Code that is made for several ranks fails on one process for another reason.
             self.error, self.hang = single.reason if several.hung else several.reason, ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,17 +13,13 @@ from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.records.run import RankRecord
-from ddp_doctor.source.file import SourceFile, names_in
+from ddp_doctor.source.file import SourceFile, names_in, names_rank
 
 # What a condition decides, the most serious first.
 ENDS, KEEPS, STEPS = "when training ends", "which weights are kept", "whether the optimizer steps"
 _DECIDES = (ENDS, KEEPS, STEPS)
 # The values of ranks may be added in different orders.
 _ROUNDING = 1e-5
-# What programs call the rank that writes and prints, such as `is_master`.
-_RANK = re.compile(
-    r"rank|master|main_?proc|is_main|primary|leader|chief|(?:process|global|world|local)_?zero", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ def decisions(evidence: Evidence) -> Sequence[Decision]:
         times = [_times(rank) for rank in pair]
         for place in sorted(set.intersection(*map(set, times))):
             # What names the rank is meant to differ.
-            if (condition := _condition_at(place)) and not any(map(_RANK.search, names_in([condition.node.test]))):
+            if (condition := _condition_at(place)) and not names_rank(condition.node.test):
                 own = [of_rank[place] for of_rank in times]
                 found += _differences(condition, own, [rank.rank for rank in pair], steps, saves)
     return sorted(found, key=lambda decision: (not decision.taken, _DECIDES.index(decision.decides)))

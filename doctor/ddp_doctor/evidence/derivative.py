@@ -56,7 +56,8 @@ def measure(evidence: Evidence) -> Derivative:
     A loss in which a part is kept from autograd, as the target of a distillation, or computed in 32 bits, has another
     derivative on one process as well, which then is no fault of the ranks.
     """
-    if averaged_weights(evidence) or own_models(evidence) or any(map(owned, evidence.trained)):
+    averaged = averaged_weights(evidence.worked("ranks"))
+    if averaged or own_models(evidence) or any(map(owned, evidence.trained)):
         return Derivative(cannot="each rank trains weights of its own")
     if any(rank.of_kind("alone") for rank in evidence.ranks):
         return Derivative(cannot="one rank trains something alone before the ranks train together")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ddp_doctor.evidence.communication import averaged_weights_of, own_weights
+from ddp_doctor.evidence.communication import averaged_weights, own_weights
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import SAME, RankComparison, distance, is_multiple, names_of
 from ddp_doctor.lazy import torch
@@ -79,7 +79,7 @@ def later_divergence(evidence: Evidence) -> Divergence | None:
         return None
     many = evidence.later()
     # Averages may begin late as well.
-    found = _first_of(many.ranks) if many.worked and not averaged_weights_of(many) else None
+    found = _first_of(many.ranks) if many.worked and not averaged_weights(many) else None
     # The time may be over on one rank a step earlier.
     return None if found and found.kind == "steps" else found
 

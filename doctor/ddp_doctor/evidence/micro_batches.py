@@ -59,18 +59,12 @@ def _why_other_losses(ranks: Run, one: RankRecord, plan: Sequence[Turn], thresho
     """Returns why the losses are not those of the ranks up to one factor, or nothing.
 
     A wrong scale of the loss is one factor for all micro-batches. Anything else shows that one process did not get what
-    the ranks had. The weights of a large model are recorded in the first step alone, and later ones are not known.
+    the ranks had.
     """
     if one.of_kind("number"):
         return "the loss depends on a number that the ranks count together"
     passes = [[event["loss"] for event in record.of_kind("backward")] for record in [*ranks.ranks, one]]
-    after = [int(name.split("/")[1]) for name in ranks.ranks[0].tensors if name.startswith("after/")]
-    latest = max(after, default=len(plan)) + 1
-    pairs = [
-        (loss, passes[turn.rank][turn.number])
-        for turn, loss in zip(plan, passes[-1], strict=False)
-        if turn.step <= latest
-    ]
+    pairs = [(loss, passes[turn.rank][turn.number]) for turn, loss in zip(plan, passes[-1], strict=False)]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if not known:
         return "the losses of the ranks are not known"

@@ -73,23 +73,18 @@ class RankBatches:
             return found
         places = iter(range(1_000_000))
 
-        def join(leaf: Any) -> Any:
-            place = next(places)
-            if not isinstance(leaf, torch.Tensor):
-                if not isinstance(leaf, int | float | bool | type(None)):
-                    self._fail(f"it contains values of the type {type(leaf).__name__}, not only tensors")
-                return leaf
-            key = f"batch/{name}/{place}"
+        def join(leaf: torch.Tensor) -> torch.Tensor:
+            key = f"batch/{name}/{next(places)}"
             parts = [tensors[key] for tensors in self.tensors if key in tensors]
             if len(parts) != len(self.tensors) or any(part.ndim != leaf.ndim for part in parts):
-                self._fail("its structure differs between the ranks and one process")
+                self.failures.append("its structure differs between the ranks and one process")
                 return leaf
             if not leaf.ndim:
                 if not all(torch.equal(part, parts[0]) for part in parts):
-                    self._fail("it contains a number per batch, which differs between the ranks")
+                    self.failures.append("it contains a number per batch, which differs between the ranks")
                 return parts[0]
             if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
-                self._fail("the shapes of the ranks differ, as after padding to the longest sample")
+                self.failures.append("the shapes of the ranks differ, as after padding to the longest sample")
                 return leaf
             return torch.cat(parts)
 
@@ -120,10 +115,6 @@ class RankBatches:
         key = f"draw/{loader}/{iteration}/{number}"
         return [self._draws.get((rank, key), []) for rank in range(len(self.tensors))]
 
-    def _fail(self, why: str) -> None:
-        if why not in self.failures:
-            self.failures.append(why)
-
 
 # Tensors of more values, such as a table that the loss looks up, are not data of a batch.
 _MOST_VALUES = 20_000_000
@@ -139,8 +130,9 @@ class Turn(NamedTuple):
 
 
 def plan_of(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[Turn]:
-    """Returns the turns of one process that gets the micro-batches of ranks with these events, step by step."""
-    steps = sum(event["kind"] == "step" for event in ranks[0])
+    """Returns the turns of one process that gets the first micro-batches of ranks with these events, step by step."""
+    # The weights of a large model are known in two steps.
+    steps = min(2, sum(event["kind"] == "step" for event in ranks[0]))
     passes = [[event["step"] for event in events if event["kind"] == "backward"] for events in ranks]
     turns = [Turn(step, rank, number) for rank, own in enumerate(passes) for number, step in enumerate(own)]
     return sorted(turn for turn in turns if turn.step < steps)

@@ -21,8 +21,10 @@ Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Loop = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+# What programs call the rank, or the one that writes and prints, such as `is_master`.
 _RANK = re.compile(
-    r"rank|gpu|device|main|master|primary|chief|leader|is_root|is_zero|proc(ess)?_?(id|index)|writer|coordinator"
+    r"rank|gpu|device|(?<![a-z])main|is_?main|master|primary|chief|leader|is_root|writer|coordinator"
+    r"|(is|process|global|world|local)_?zero|proc(ess)?_?(id|index)"
 )
 
 
@@ -203,7 +205,7 @@ class SourceFile:
         if any(ast.unparse(one) == "__name__" for one in names):
             return False
         values = [value for one in names for _, value in self.assigned(one)]
-        return any(_RANK.search(ast.unparse(one).lower()) for one in [test, *values])
+        return any(map(names_rank, [test, *values]))
 
     def guarded_by_rank(self, node: ast.AST) -> bool:
         """Returns whether a statement of a function is reached under a condition on the rank."""
@@ -219,7 +221,7 @@ class SourceFile:
             if one is scope:
                 break
             inner = one
-        return any(_RANK.search(ast.unparse(mark).lower()) for mark in getattr(scope, "decorator_list", ()))
+        return any(map(names_rank, getattr(scope, "decorator_list", ())))
 
     def excluded(self, one: ast.AST, other: ast.AST) -> bool:
         """Returns whether two nodes are in different branches of a condition."""
@@ -258,6 +260,11 @@ def last(function: ast.AST) -> str:
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """Returns the value of an argument that a call names; `**` may have any name."""
     return next((one.value for one in call.keywords if one.arg in {name, None}), None)
+
+
+def names_rank(node: ast.expr) -> bool:
+    """Returns whether an expression asks for the rank, as `rank == 0 and ...` does."""
+    return bool(_RANK.search(ast.unparse(node).lower()))
 
 
 def names_in(nodes: Iterable[ast.AST]) -> set[str]:
