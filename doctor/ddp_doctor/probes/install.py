@@ -20,7 +20,7 @@ from ddp_doctor.probes.alone import AloneProbe
 from ddp_doctor.probes.branches import BranchProbe
 from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.loaders import LoaderProbe
-from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches, weights_at
+from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches, initial_weights
 from ddp_doctor.probes.modules import ModuleProbe
 from ddp_doctor.probes.options import OptionProbe
 from ddp_doctor.probes.reports import ReportProbe
@@ -200,7 +200,7 @@ class Probes:
         feed = self.loaders.feed
         if not self._starts or feed is None:
             return
-        parameters, initial = self.steps.parameters(), weights_at(feed.tensors[0], 0)
+        parameters, initial = self.steps.parameters(), initial_weights(feed.tensors[0])
         if not parameters:
             return
         self._starts = False

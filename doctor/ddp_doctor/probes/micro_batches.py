@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import isclose
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -121,39 +121,22 @@ _MOST_VALUES = 20_000_000
 _MOST_INPUTS = 100
 
 
-class Turn(NamedTuple):
-    """A micro-batch: the optimizer step of the ranks that it belongs to, the rank, and its number on the rank."""
-
-    step: int
-    rank: int
-    number: int
-
-
-def plan_of(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[Turn]:
-    """Returns the turns of one process that gets the first micro-batches of ranks with these events, step by step."""
-    # The weights of a large model are known in two steps.
-    steps = min(2, sum(event["kind"] == "step" for event in ranks[0]))
-    passes = [[event["step"] for event in events if event["kind"] == "backward"] for events in ranks]
-    turns = [Turn(step, rank, number) for rank, own in enumerate(passes) for number, step in enumerate(own)]
-    return sorted(turn for turn in turns if turn.step < steps)
-
-
 class MicroBatchProbe:
-    """Records the inputs of each micro-batch, or replaces them by those of the ranks.
+    """Records the inputs of each micro-batch of the first step, or replaces them by those of the ranks.
 
     A micro-batch ends with a backward pass. One process gets those of all ranks one after another, whatever it has
     loaded: the tensors that enter the model and the functions of its outputs, the states of the random generators, and
-    the weights that the ranks had. It may step after the micro-batches of each rank, or after those of all ranks.
+    the initial weights. It may step after the micro-batches of each rank, or after those of all ranks.
 
     Attributes:
-        plan: Whose micro-batch each of this process is; empty where they are recorded.
+        plan: The rank of each micro-batch of this process, and its number there; empty where they are recorded.
         ranks: The tensors that each rank recorded.
         inside_model: Whether the model is being called.
     """
 
     def __init__(self, recorder: Recorder, steps: StepProbe) -> None:
         self.recorder, self.steps = recorder, steps
-        self.plan: list[Turn] = []
+        self.plan: list[tuple[int, int]] = []
         self.ranks: Sequence[dict[str, torch.Tensor]] = ()
         self.inside_model = False
         self._number = 0
@@ -164,7 +147,9 @@ class MicroBatchProbe:
         """Lets this process get the micro-batches of the ranks of a run, from its folder."""
         loaded = _records(folder, world_size)
         self.ranks = [part["tensors"] for part in loaded]
-        self.plan = plan_of([part["events"] for part in loaded])
+        for rank, part in enumerate(loaded):
+            passes = [event["step"] for event in part["events"] if event["kind"] == "backward"]
+            self.plan += [(rank, number) for number in range(passes.count(0))]
 
     def install(self) -> None:
         """Installs the probe in this thread."""
@@ -173,9 +158,13 @@ class MicroBatchProbe:
         _FunctionInputs(self).__enter__()  # type: ignore[no-untyped-call]
 
     @property
-    def turn(self) -> Turn | None:
+    def turn(self) -> tuple[int, int] | None:
         """Whose micro-batch this process is at; None where they are recorded, and after the last."""
         return self.plan[self._number] if self._number < len(self.plan) else None
+
+    @property
+    def _records(self) -> bool:
+        return not self.plan and not self.recorder.step
 
     def loaded(self, loader: int, batch: Any) -> Any:
         """Returns the batch that a loader gives to the training."""
@@ -207,10 +196,9 @@ class MicroBatchProbe:
             key = f"input/{{}}/{name}/{count}/{next(place)}"
             if leaf.requires_grad or leaf.numel() > _MOST_VALUES:
                 return leaf
-            if not self.plan:
+            if self._records:
                 self.recorder.keep(key.format(self._number), leaf)
-                return leaf
-            other = self.ranks[turn.rank].get(key.format(turn.number)) if turn else None
+            other = self.ranks[turn[0]].get(key.format(turn[1])) if turn else None
             if other is None or other.dtype != leaf.dtype or other.ndim != leaf.ndim:
                 return leaf
             is_number = leaf.numel() == other.numel() == 1 and (not leaf.ndim or name.startswith("function"))
@@ -228,9 +216,8 @@ class MicroBatchProbe:
         self._at("start")
 
     def _set_weights(self) -> None:
-        """Gives this process the weights that the rank had in the step that comes."""
-        turn = self.turn
-        weights = weights_at(self.ranks[turn.rank], turn.step) if turn else {}
+        """Gives this process the weights that the rank began with."""
+        weights = initial_weights(self.ranks[self.turn[0]]) if self.turn else {}
         with torch.no_grad():
             for key, parameter in self.steps.parameters().items():
                 if key in weights and weights[key].shape == parameter.shape:
@@ -238,18 +225,12 @@ class MicroBatchProbe:
 
     def _at(self, point: str) -> None:
         """Records or replaces the states of the random generators."""
-        turn = self.turn
-        if not self.plan:
-            for name, state in global_states().items() if not self.recorder.later else ():
-                self.recorder.tensors[f"random/{self._number}/{point}/{name}"] = state
-        elif turn:
-            prefix = f"random/{turn.number}/{point}/"
-            found = {
-                name.removeprefix(prefix): tensor
-                for name, tensor in self.ranks[turn.rank].items()
-                if name.startswith(prefix)
-            }
-            set_global_states(found)
+        for name, state in global_states().items() if self._records else ():
+            self.recorder.tensors[f"random/{self._number}/{point}/{name}"] = state
+        if self.turn:
+            rank, number = self.turn
+            prefix, known = f"random/{number}/{point}/", self.ranks[rank].items()
+            set_global_states({name.removeprefix(prefix): state for name, state in known if name.startswith(prefix)})
 
 
 class _FunctionInputs(TorchFunctionMode):
@@ -274,14 +255,10 @@ class _FunctionInputs(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def weights_at(tensors: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
-    """Returns the weights of a rank before a step, over all optimizers, by `<optimizer>:<position>`."""
+def initial_weights(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the weights of a rank before the first step of each optimizer, by `<optimizer>:<position>`."""
     found: dict[str, torch.Tensor] = {}
-    # In the order in which they were recorded: weights before a later step are those of now, unless there are others.
     for name, tensor in tensors.items():
-        kind, _, rest = name.partition("/")
-        if kind in {"before", "after"}:
-            number, _, key = rest.partition("/")
-            if key not in found or int(number) + (kind == "after") <= step:
-                found[key] = tensor
+        if name.startswith("before/"):
+            found.setdefault(name.split("/", 2)[2], tensor)
     return found

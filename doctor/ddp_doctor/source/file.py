@@ -23,7 +23,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 # What programs call the rank, or the one that writes and prints, such as `is_master`.
 _RANK = re.compile(
-    r"rank|gpu|device|(?<![a-z])main|is_?main|master|primary|chief|leader|is_root|writer|coordinator"
+    r"rank|gpu|device|(?<![a-z])main|master|primary|chief|leader|is_root|writer|coordinator"
     r"|(is|process|global|world|local)_?zero|proc(ess)?_?(id|index)"
 )
 
