@@ -104,9 +104,8 @@ def _compare(forth: Run, back: Run, optimizer: int, step: int) -> Derivative:
         return Derivative(cannot="the losses do not change in the direction that was tried")
     # The gradient of a loss that a GradScaler has multiplied is divided by the scale before the step.
     scales = {1.0, *(event["scale"] for event in forth.ranks[0].of_kind("scale") if event["step"] == step)}
-    quotients = [scale * value / change for value in predicted for scale in scales]
-    nearest = [min(quotients[i : i + len(scales)], key=_distance) for i in range(0, len(quotients), len(scales))]
-    return Derivative(max(nearest, key=_distance), step)
+    quotients = [min((scale * value / change for scale in scales), key=_distance) for value in predicted]
+    return Derivative(max(quotients, key=_distance), step)
 
 
 def _distance(quotient: float) -> float:

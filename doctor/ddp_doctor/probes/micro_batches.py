@@ -41,16 +41,6 @@ class RankBatches:
         self.failures: list[str] = []
         epochs = [event for event in loaded[0]["events"] if event["kind"] == "epoch" and event["trains"]]
         self._training = {(event["loader"], event["iteration"]) for event in epochs}
-        self._draws: dict[tuple[int, str], list[Draw]] = {}
-        for rank, tensors in enumerate(self.tensors):
-            for name, tensor in tensors.items():
-                if name.startswith("draw/"):
-                    key, operator = "/".join(name.split("/")[:4]), name.split("/", 6)[6]
-                    number = int(name.split("/")[4])
-                    draws = self._draws.setdefault((rank, key), [])
-                    if number == len(draws):
-                        draws.append(Draw(operator, []))
-                    draws[number].outputs.append(tensor)
 
     def trains(self, loader: int, iteration: int) -> bool:
         """Returns whether the ranks trained in this iteration of a loader."""
@@ -112,8 +102,15 @@ class RankBatches:
 
     def draws(self, loader: int, iteration: int, number: int) -> list[list[Draw]]:
         """Returns the draws of each rank in the step after a batch."""
-        key = f"draw/{loader}/{iteration}/{number}"
-        return [self._draws.get((rank, key), []) for rank in range(len(self.tensors))]
+        prefix, found = f"draw/{loader}/{iteration}/{number}/", []
+        for tensors in self.tensors:
+            own: dict[str, Draw] = {}
+            for name, tensor in tensors.items():
+                if name.startswith(prefix):
+                    draw, _, operator = name.removeprefix(prefix).split("/", 2)
+                    own.setdefault(draw, Draw(operator, [])).outputs.append(tensor)
+            found.append(list(own.values()))
+        return found
 
 
 # Tensors of more values, such as a table that the loss looks up, are not data of a batch.
@@ -141,7 +138,6 @@ class MicroBatchProbe:
         self.inside_model = False
         self._number = 0
         self._counts: dict[str, int] = {}
-        self._began = False
 
     def follow(self, folder: Path, world_size: int) -> None:
         """Lets this process get the micro-batches of the ranks of a run, from its folder."""
@@ -168,7 +164,7 @@ class MicroBatchProbe:
 
     def loaded(self, loader: int, batch: Any) -> Any:
         """Returns the batch that a loader gives to the training."""
-        (batch,), _ = self._inputs(f"loader {loader}", (batch,), {})
+        (batch,), _ = self.inputs(f"loader {loader}", (batch,), {})
         self._at("loaded")
         return batch
 
@@ -176,17 +172,13 @@ class MicroBatchProbe:
         """Returns the arguments of a call of the model."""
         if not torch.is_grad_enabled() or in_backward():
             return args, kwargs
-        if not self._began:
-            self._began = True
+        if not any(other.startswith("model ") for other in self._counts):
             self._at("model")
             self._set_weights()
-        return self._inputs(f"model {name}", args, kwargs)
+        return self.inputs(f"model {name}", args, kwargs)
 
-    def function_inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Returns the arguments of a function of the model's outputs, such as a loss."""
-        return self._inputs(f"function {name}", args, kwargs)
-
-    def _inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Returns the arguments of a call, such as that of a function of the model's outputs."""
         count = self._counts[name] = self._counts.get(name, 0) + 1
         if count > _MOST_INPUTS:
             return args, kwargs
@@ -212,7 +204,6 @@ class MicroBatchProbe:
     def _end(self) -> None:
         self._number += 1
         self._counts.clear()
-        self._began = False
         self._at("start")
 
     def _set_weights(self) -> None:
@@ -251,7 +242,7 @@ class _FunctionInputs(TorchFunctionMode):
         if any(leaf.requires_grad and not leaf.is_leaf for leaf in leaves) and not all(
             leaf.requires_grad for leaf in leaves
         ):
-            args, kwargs = self.probe.function_inputs(getattr(func, "__name__", ""), args, kwargs)
+            args, kwargs = self.probe.inputs(f"function {getattr(func, '__name__', '')}", args, kwargs)
         return func(*args, **kwargs)
 
 

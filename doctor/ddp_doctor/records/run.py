@@ -159,11 +159,7 @@ class Run:
                 # The thread that runs the user's code, without the doctor's frames.
                 threads = [part for part in rank.stack.split("\n\n") if f"{PACKAGE}/probes/install.py" not in part]
                 lines = [line for part in threads for line in part.splitlines() if PACKAGE not in line]
-                last = next((event["place"] for event in reversed(rank.journal) if event["place"]), "")
-                # What ends a rank from outside may leave no stack.
-                shown = "\n".join(lines).strip("\n") or (
-                    f"  It was last seen at {last}." if last else "  It has no stack."
-                )
+                shown = "\n".join(lines).strip("\n") or "  It has no stack."
                 found.append(f"Rank {rank.rank} waited or hung in step {step}:\n{shown}")
             elif rank.code is not None and not rank.events:
                 how = f"was killed by signal {-rank.code}" if rank.code < 0 else f"exited with code {rank.code}"
