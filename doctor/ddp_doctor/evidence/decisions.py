@@ -27,8 +27,6 @@ class Decision:
     """A condition that two ranks decide, or will decide, by values of their own.
 
     Attributes:
-        place: The user's `file:line in function`.
-        text: The condition, such as `loss > best`.
         decides: What it decides: `ENDS`, `KEEPS` or `STEPS`.
         taken: Whether its outcome differs, not only a number that it reads.
         how: How it differs, in words.

@@ -26,11 +26,6 @@ def compare_micro_batches(ranks: Run, reference: Run, *, threshold: float) -> Ra
     """Compares the first step of several ranks with one process that was given their micro-batches in turn.
 
     The gradient of one process is the mean of those of the ranks, times what its losses and its step differ by.
-
-    Args:
-        ranks: The run of several ranks.
-        reference: The run of one process.
-        threshold: A larger difference is no rounding.
     """
     if not reference.worked:
         return RankComparison(cannot=f"one process with the inputs of the ranks fails ({reference.short_reason})")

@@ -18,13 +18,7 @@ Requirement = Callable[[Evidence], Finding | None]
 
 
 def need(met: Callable[[Evidence], bool], missing: Finding, *causes: Requirement) -> Requirement:
-    """Returns a requirement.
-
-    Args:
-        met: Whether the program has what is needed.
-        missing: Why the check was not made otherwise.
-        causes: Requirements that are asked before this reason is given.
-    """
+    """Returns a requirement: if it is not met, what is missing, or the first of its causes."""
 
     def requirement(evidence: Evidence) -> Finding | None:
         return None if met(evidence) else next((why for cause in causes if (why := cause(evidence))), missing)

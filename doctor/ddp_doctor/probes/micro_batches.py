@@ -25,11 +25,7 @@ def _records(folder: Path, world_size: int) -> list[dict[str, Any]]:
 
 
 class RankBatches:
-    """What the ranks of a run were given, joined.
-
-    Args:
-        folder: Folder of the run.
-        world_size: Number of ranks.
+    """What the ranks of the run in a folder were given, joined.
 
     Attributes:
         failures: Why a batch could not be joined, in plain words.

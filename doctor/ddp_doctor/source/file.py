@@ -30,13 +30,7 @@ _RANK = re.compile(
 
 @dataclass(frozen=True)
 class Likely:
-    """A place in the source that looks like a fault.
-
-    Attributes:
-        node: The place.
-        message: What is read there, in one sentence.
-        precision: `HIGH` or `MEDIUM`.
-    """
+    """A place in the source that looks like a fault: what is read there, and whether that is `HIGH` or `MEDIUM`."""
 
     node: ast.expr | ast.stmt
     message: str
@@ -44,11 +38,7 @@ class Likely:
 
 
 class Program:
-    """All files of the programs that a file belongs to: what imports it, and what these import.
-
-    Attributes:
-        files: The files.
-    """
+    """All files of the programs that a file belongs to: what imports it, and what these import."""
 
     def __init__(self, files: Sequence[SourceFile]) -> None:
         self.files = files
@@ -79,13 +69,7 @@ class Program:
 
 @dataclass(eq=False)
 class SourceFile:
-    """A file that was parsed.
-
-    Attributes:
-        path: Where it is.
-        text: Its source.
-        program: The programs that it belongs to.
-    """
+    """A file with its source, and the programs that it belongs to."""
 
     path: Path
     text: str
