@@ -44,10 +44,9 @@ def _repeat(evidence: Evidence) -> str:
         evidence.runs, evidence.double = {"ranks": evidence.runs["ranks"]}, True
         evidence.run("single", world_size=1)
         again = evidence.again()
+    evidence.deterministic = again.worked and _same_weights(evidence, again)
     if not again.worked:
-        evidence.deterministic = False
         return f"the second run with several ranks failed ({again.short_reason})"
-    evidence.deterministic = _same_weights(evidence, again)
     return "" if evidence.deterministic else "two runs of the same code gave different weights"
 
 

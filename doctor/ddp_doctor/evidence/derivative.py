@@ -31,7 +31,7 @@ def measure(evidence: Evidence) -> tuple[float, int] | None:
     process as well, which then is no fault of the ranks.
     """
     alone = any(rank.of_kind("alone") for rank in evidence.ranks) or any(map(owned, evidence.trained))
-    if alone or averaged_weights(evidence.worked("ranks")) or own_models(evidence) or evidence.deterministic is False:
+    if alone or averaged_weights(evidence.worked("ranks")) or own_models(evidence) or not evidence.deterministic:
         return None
     found = _measure(evidence, evidence.spec.world_size)
     if found and _distance(found[0]) > THRESHOLD:

@@ -34,8 +34,7 @@ class Evidence:
             the longer epochs that follow `numbers`, of which weights and branches are recorded. Those that were not
             possible are missing.
         reference: The comparison of `numbers` and `reference`.
-        deterministic: Whether two runs gave the same weights; None if that is not known, or follows from the equality
-            with one process.
+        deterministic: Whether the same code gives the same weights, as far as it is known.
         double: Whether the numbers are those of 64 bits.
         explained: Whether a check has found a fault, or cannot tell whether there is one in the gradients.
         faulty: Whether a check has found a fault.
@@ -45,7 +44,7 @@ class Evidence:
     runner: Runner
     runs: dict[str, Run] = field(default_factory=dict)
     reference: RankComparison = field(default_factory=lambda: RankComparison(cannot="it was not reached"))
-    deterministic: bool | None = None
+    deterministic: bool = True
     double: bool = True
     explained: bool = False
     faulty: bool = False
@@ -102,7 +101,7 @@ class Evidence:
         return any(rank.of_kind("alone") for rank in self.ranks)
 
     def compare(self, *, sync_batch_norm: bool = False) -> RankComparison:
-        """Runs the first steps on several ranks, and compares them with one process.
+        """Runs the first steps on several ranks, and compares them with one process in the best way that is possible.
 
         Args:
             sync_batch_norm: Whether batch norm is synchronized in the run of several ranks.
@@ -120,10 +119,6 @@ class Evidence:
             ranks = self.run("numbers", **wanted)
         if not ranks.worked:
             return RankComparison(cannot=f"the run with several ranks failed ({ranks.short_reason})")
-        return self._against_one_process(ranks, prefix)
-
-    def _against_one_process(self, ranks: Run, prefix: str) -> RankComparison:
-        """Compares a run by the best method that is possible."""
         one: dict[str, Any] = {"purpose": "numbers", "double": self.double, "world_size": 1, "feed": str(ranks.folder)}
         threshold = THRESHOLD if self.double else _THRESHOLD_OF_32_BITS
         changes, why = {"ranks": self.spec.world_size}, _why_not_joined(ranks)
@@ -139,8 +134,8 @@ class Evidence:
         in_turn = self.run(f"{prefix}reference in turn", **one, interventions=changes)
         found = compare_micro_batches(ranks, in_turn, threshold=threshold)
         if found.cannot:
-            return replace(found, cannot=f"{why}; {found.cannot}" if why else found.cannot)
-        return replace(found, limits=f"{found.limits}, because {why}" if why else found.limits)
+            return RankComparison(cannot=f"{why}; {found.cannot}")
+        return replace(found, limits=f"{found.limits}, because {why}")
 
     def relative(self, place: str) -> str:
         """Returns a place with a path relative to the current folder."""

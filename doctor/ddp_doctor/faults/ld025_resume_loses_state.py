@@ -84,7 +84,7 @@ def _averages(record: RankRecord, event: Event) -> Iterator[Event]:
 
 def _start_again(evidence: Evidence) -> tuple[Run | None, str]:
     """Ends a program after its first checkpoint, and starts it again; returns this run, or why there is none."""
-    if evidence.deterministic is False:
+    if not evidence.deterministic:
         return None, "two runs of the same code give different weights."
     if not any(map(_checkpoints, evidence.trained)):
         return None, "no file has the weights and an optimizer."
