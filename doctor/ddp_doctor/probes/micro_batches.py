@@ -155,7 +155,7 @@ class MicroBatchProbe:
         return self.plan[self._number] if self._number < len(self.plan) else None
 
     @property
-    def _records(self) -> bool:
+    def _recording(self) -> bool:
         return not self.plan and not self.recorder.step
 
     def loaded(self, loader: int, batch: Any) -> Any:
@@ -170,7 +170,11 @@ class MicroBatchProbe:
             return args, kwargs
         if not any(other.startswith("model ") for other in self._counts):
             self._at("model")
-            self._set_weights()
+            weights = initial_weights(self.ranks[self.turn[0]]) if self.turn else {}
+            with torch.no_grad():
+                for key, parameter in self.steps.parameters().items():
+                    if key in weights and weights[key].shape == parameter.shape:
+                        parameter.copy_(weights[key])
         return self.inputs(f"model {name}", args, kwargs)
 
     def inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -184,7 +188,7 @@ class MicroBatchProbe:
             key = f"input/{{}}/{name}/{count}/{next(place)}"
             if leaf.requires_grad or leaf.numel() > _MOST_VALUES:
                 return leaf
-            if self._records:
+            if self._recording:
                 self.recorder.keep(key.format(self._number), leaf)
             other = self.ranks[turn[0]].get(key.format(turn[1])) if turn else None
             if other is None or other.dtype != leaf.dtype or other.ndim != leaf.ndim:
@@ -202,17 +206,9 @@ class MicroBatchProbe:
         self._counts.clear()
         self._at("start")
 
-    def _set_weights(self) -> None:
-        """Gives this process the weights that the rank began with."""
-        weights = initial_weights(self.ranks[self.turn[0]]) if self.turn else {}
-        with torch.no_grad():
-            for key, parameter in self.steps.parameters().items():
-                if key in weights and weights[key].shape == parameter.shape:
-                    parameter.copy_(weights[key])
-
     def _at(self, point: str) -> None:
         """Records or replaces the states of the random generators."""
-        for name, state in global_states().items() if self._records else ():
+        for name, state in global_states().items() if self._recording else ():
             self.recorder.tensors[f"random/{self._number}/{point}/{name}"] = state
         if self.turn:
             rank, number = self.turn
