@@ -55,7 +55,9 @@ class RankBatches:
         Of other shapes, it is collated of the indices of all their samples, if that is possible.
         """
         name = f"{loader}/{iteration}/{number}"
-        if self._have_other_shapes(name) and (found := self._collated(name, collate)) is not None:
+        keys = [key for key in self.tensors[0] if key.startswith(f"batch/{name}/")]
+        shapes = [{tensors[key].shape[1:] for tensors in self.tensors if key in tensors} for key in keys]
+        if any(len(one) > 1 for one in shapes) and (found := self._collated(name, collate)) is not None:
             return found
         places = iter(range(1_000_000))
 
@@ -75,12 +77,6 @@ class RankBatches:
             return torch.cat(parts)
 
         return tree_map(join, template)
-
-    def _have_other_shapes(self, name: str) -> bool:
-        """Returns whether the ranks have padded a batch to other lengths, for example."""
-        keys = [key for key in self.tensors[0] if key.startswith(f"batch/{name}/")]
-        shapes = [{tensors[key].shape[1:] for tensors in self.tensors if key in tensors} for key in keys]
-        return any(len(found) > 1 for found in shapes)
 
     def _collated(self, name: str, collate: Callable[[list[int]], Any]) -> Any:
         """Returns a batch of the samples of all ranks, if such batches of each rank are those that it had."""
