@@ -20,7 +20,7 @@ from ddp_doctor.evidence.requirements import ask
 from ddp_doctor.faults import choose_checks, is_structural
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
-from ddp_doctor.findings import DEFECT, REASONS, CheckState, Finding, Report, Stage, State, Verdict, cannot_tell
+from ddp_doctor.findings import DEFECT, MADE, REASONS, CheckState, Finding, Report, Stage, Verdict, cannot_tell
 from ddp_doctor.launch.runner import Runner, device_changes
 from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.source.reading import read
@@ -189,7 +189,8 @@ class _Examination:
     def _again(self, name: str, outcome: str, changes: dict[str, Any]) -> _Examination:
         """Returns another attempt, with a changed specification."""
         before = Stage(name, outcome, sum(stage.seconds for stage in self.stages))
-        other = _Examination(self.evidence.with_spec(**changes), self.checks, self.on_stage, [before])
+        evidence = Evidence(replace(self.evidence.spec, **changes), self.evidence.runner)
+        other = _Examination(evidence, self.checks, self.on_stage, [before])
         other._try()
         return other
 
@@ -215,11 +216,6 @@ class _Examination:
             return
         if single.ended_early or several.ended_early:
             self.rejected = InputError(f"{evidence.spec.target} {_NO_TRAINING}")
-        elif single.needs_launcher:
-            self.rejected = InputError(
-                f"{evidence.spec.target} expects the variables of a launcher, such as RANK: start it with "
-                f"torchrun --nproc-per-node {evidence.spec.world_size}."
-            )
         else:
             # Code that is made for several ranks fails on one process for another reason.
             self.error, self.hang = single.reason if several.hung else several.reason, ""
@@ -299,7 +295,7 @@ class _Examination:
                 for finding in found
                 if finding.verdict not in REASONS
             ]
-        made = sum(state.state is State.MADE for state in self.states.values())
+        made = sum(state.state == MADE for state in self.states.values())
         return f"{made} of {len(self.checks)} made"
 
     def _explains(self, check: ModuleType, finding: Finding) -> bool:
@@ -345,7 +341,7 @@ class _Examination:
             self.evidence.spec.world_size,
             sorted(self.findings, key=lambda finding: (_ORDER.index(finding.verdict), finding.code)),
             self.stages,
-            [self.states.get(code, CheckState(code, State.CANNOT_TELL, not_asked)) for code in self.checks],
+            [self.states.get(code, CheckState(code, Verdict.CANNOT_TELL, not_asked)) for code in self.checks],
             comparison_of(self.evidence) if self.numeric else None,
             error=self.error,
             hang=self.hang,

@@ -15,7 +15,7 @@ from example_report import FAULT, example, hostile
 
 import ddp_doctor
 from ddp_doctor.faults import load_checks, short_fix
-from ddp_doctor.findings import REASONS, Comparison, Finding, Report, State, Verdict
+from ddp_doctor.findings import MADE, REASONS, Comparison, Finding, Report, Verdict
 from ddp_doctor.output.formats import FORMATS, formatted, read_report
 from ddp_doctor.output.page import curve_of, page_of
 from ddp_doctor.output.terminal import print_text, report_text
@@ -34,7 +34,7 @@ def test_the_json_has_the_form_of_the_schema_and_every_field_of_it(report: Repor
     assert told.keys() == SCHEMA["properties"].keys()
     verdicts = SCHEMA["$defs"]["finding"]["properties"]["verdict"]["enum"]
     assert verdicts == [verdict.value for verdict in Verdict if verdict not in REASONS]
-    assert SCHEMA["properties"]["checks"]["items"]["properties"]["state"]["enum"] == [state.value for state in State]
+    assert SCHEMA["properties"]["checks"]["items"]["properties"]["state"]["enum"] == [MADE, *reversed(REASONS)]
 
 
 @pytest.mark.parametrize(

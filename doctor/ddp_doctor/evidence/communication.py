@@ -17,14 +17,10 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return float((a - b).norm()) <= SAME * float(b.norm())
 
 
-def averaged_weights(evidence: Evidence) -> str:
-    """Returns how the ranks average their weights, as `PeriodicModelAverager`; empty if they do not."""
-    run = evidence.worked("ranks")
-    return averaged_weights_of(run) if run else ""
-
-
-def averaged_weights_of(run: Run) -> str:
-    """Returns the same for a run of several ranks."""
+def averaged_weights(run: Run | None) -> str:
+    """Returns how the ranks of a run average their weights, as `PeriodicModelAverager`; empty if they do not."""
+    if run is None:
+        return ""
     if averages := run.ranks[0].of_kind("average"):
         return f"by {averages[0]['name']}"
     keys, steps = list(names_of(run.ranks[0])), len(run.ranks[0].of_kind("step"))
@@ -101,7 +97,7 @@ def own_weights(evidence: Evidence) -> str:
     """Returns why the ranks do not average gradients of whole parameters, or nothing."""
     if shards(evidence):
         return "each rank holds a part of the parameters only"
-    if how := averaged_weights(evidence):
+    if how := averaged_weights(evidence.worked("ranks")):
         return f"the ranks average their weights ({how}), and train different weights between"
     how = own_models(evidence)
     return f"each rank trains a model of its own, {how}" if how else ""
@@ -114,7 +110,7 @@ def own_models(evidence: Evidence) -> str:
     a file of its own.
     """
     ranks = evidence.trained
-    if len(ranks) < 2 or any(rank.of_kind("ddp") for rank in ranks) or averaged_weights(evidence):
+    if len(ranks) < 2 or any(rank.of_kind("ddp") for rank in ranks) or averaged_weights(evidence.worked("ranks")):
         return ""
     pairs = [
         [rank.tensors.get(f"{kind}/0/{key}") for kind in ("applied", "local")]

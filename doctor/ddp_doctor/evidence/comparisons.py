@@ -18,15 +18,14 @@ def compare_training(evidence: Evidence) -> str:
     elif not cannot and any(map(owned, evidence.trained)):
         cannot = "each rank owns parameters, which DistributedDataParallel is told to ignore"
     if cannot:
-        cannot = _repeat(evidence) or cannot
-        evidence.reference = RankComparison(cannot=cannot)
-        return f"not compared: {cannot}"
-    reference = evidence.compare()
-    # What agrees with one process in 64 bits is deterministic.
-    if (reference.cannot or reference.differs) and (cannot := _repeat(evidence)):
-        evidence.reference = RankComparison(cannot=cannot)
-        return f"not compared: {cannot}"
-    evidence.reference = reference = evidence.compare()
+        reference = RankComparison(cannot=_repeat(evidence) or cannot)
+    else:
+        reference = evidence.compare()
+        # What agrees with one process in 64 bits is deterministic.
+        if reference.cannot or reference.differs:
+            cannot = _repeat(evidence)
+            reference = RankComparison(cannot=cannot) if cannot else evidence.compare()
+    evidence.reference = reference
     if reference.cannot:
         return f"not compared: {reference.cannot}"
     bits = "64 bits" if evidence.double else "32 bits, because the code fails in 64 bits"
@@ -42,13 +41,12 @@ def _repeat(evidence: Evidence) -> str:
     again = evidence.again()
     if evidence.runner.forks and not _same_weights(evidence, again):
         evidence.runner.forks = False
-        evidence.forget_comparisons()
+        evidence.runs, evidence.double = {"ranks": evidence.runs["ranks"]}, True
         evidence.run("single", world_size=1)
         again = evidence.again()
+    evidence.deterministic = again.worked and _same_weights(evidence, again)
     if not again.worked:
-        evidence.deterministic = False
         return f"the second run with several ranks failed ({again.short_reason})"
-    evidence.deterministic = _same_weights(evidence, again)
     return "" if evidence.deterministic else "two runs of the same code gave different weights"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,18 +13,13 @@ from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.records.run import RankRecord
-from ddp_doctor.source.file import SourceFile, names_in
+from ddp_doctor.source.file import SourceFile, names_in, names_rank
 
 # What a condition decides, the most serious first.
 ENDS, KEEPS, STEPS = "when training ends", "which weights are kept", "whether the optimizer steps"
 _DECIDES = (ENDS, KEEPS, STEPS)
 # The values of ranks may be added in different orders.
 _ROUNDING = 1e-5
-# What programs call the rank that writes and prints, such as `is_master`.
-_RANK = re.compile(
-    r"rank|master|main_?proc|is_main|primary|leader|chief|(?:process|global|world|local)_?zero", re.IGNORECASE
-)
-_EXITS = {"exit", "_exit", "quit"}
 
 
 @dataclass(frozen=True)
@@ -33,8 +27,6 @@ class Decision:
     """A condition that two ranks decide, or will decide, by values of their own.
 
     Attributes:
-        place: The user's `file:line in function`.
-        text: The condition, such as `loss > best`.
         decides: What it decides: `ENDS`, `KEEPS` or `STEPS`.
         taken: Whether its outcome differs, not only a number that it reads.
         how: How it differs, in words.
@@ -49,14 +41,15 @@ class Decision:
 
 def decisions(evidence: Evidence) -> Sequence[Decision]:
     """Returns the decisions in which two ranks differ, the most serious first."""
-    ranks = _followed(evidence)
-    steps, saves = (_places(ranks, kind) for kind in ("step", "save"))
-    found = [
-        decision
-        for pair in combinations(ranks, 2)
-        for condition, times in _common(*pair)
-        for decision in _differences(condition, times, [rank.rank for rank in pair], steps, saves)
-    ]
+    ranks, found = _followed(evidence), list[Decision]()
+    steps, saves = _places(ranks, "step"), _places(ranks, "save")
+    for pair in combinations(ranks, 2):
+        times = [_times(rank) for rank in pair]
+        for place in sorted(set.intersection(*map(set, times))):
+            # What names the rank is meant to differ.
+            if (condition := _condition_at(place)) and not names_rank(condition.node.test):
+                own = [of_rank[place] for of_rank in times]
+                found += _differences(condition, own, [rank.rank for rank in pair], steps, saves)
     return sorted(found, key=lambda decision: (not decision.taken, _DECIDES.index(decision.decides)))
 
 
@@ -98,7 +91,7 @@ def _differences(
     A rank that never decides otherwise may be asked for its number, and one that decides before the first optimizer
     step does not ask for what it has learned.
     """
-    where = condition.place, condition.text
+    where = condition.place, ast.unparse(condition.node.test)
     outcomes = [[time["then"] in condition.body for time in own if time["then"] is not None] for own in times]
     learned = any(time["step"] for own in times for time in own)
     differ = [number for number, pair in enumerate(zip(*outcomes, strict=False), 1) if pair[0] != pair[1]]
@@ -136,14 +129,6 @@ def _followed(evidence: Evidence) -> Sequence[RankRecord]:
     return run.ranks
 
 
-def _common(*ranks: RankRecord) -> Iterator[tuple[Condition, list[list[dict[str, Any]]]]]:
-    """Yields the conditions that two ranks evaluate, with the times of each, apart from those that name the rank."""
-    times = [_times(rank) for rank in ranks]
-    for place in sorted(set.intersection(*map(set, times))):
-        if (condition := _condition_at(place)) and not condition.names_rank:
-            yield condition, [own[place] for own in times]
-
-
 def _places(ranks: Sequence[RankRecord], kind: str) -> set[str]:
     """Returns the lines of the user's code that were in events of a kind."""
     return {place for record in ranks for event in record.of_kind(kind) for place in event.get("stack", ())}
@@ -167,25 +152,16 @@ class Condition:
         return f"{self.file.path}:{self.node.lineno} in {getattr(self.file.scope(self.node), 'name', '<module>')}"
 
     @property
-    def text(self) -> str:
-        """What is tested, such as `loss > best`."""
-        return ast.unparse(self.node.test)
-
-    @property
     def body(self) -> range:
         """The lines that run by it."""
-        return _lines_of(self.node.body)
-
-    @property
-    def names_rank(self) -> bool:
-        """Whether it asks for the rank, as `if rank == 0 and ...` does."""
-        return any(map(_RANK.search, names_in([self.node.test])))
+        last = self.node.body[-1]
+        return range(self.node.body[0].lineno, (last.end_lineno or last.lineno) + 1)
 
     @property
     def fails(self) -> bool:
         """Whether the program fails by it, which ends all ranks."""
         last = self.node.body[-1]
-        return isinstance(last, ast.Raise) or (isinstance(last, ast.Expr) and bool(names_in([last]) & _EXITS))
+        return isinstance(last, ast.Raise) or (isinstance(last, ast.Expr) and _exits(last.value))
 
     def decides(self, steps: set[str], saves: set[str]) -> str:
         """Returns what it decides, directly or through values that it sets, by the places of steps and saves."""
@@ -203,7 +179,7 @@ class Condition:
 
     def _is_around(self, places: Iterable[str]) -> bool:
         """Returns whether one of these places is run or not by it."""
-        return any(line in _lines_of([self.node]) for line in self._lines(places))
+        return any(_contains(self.node, line) for line in self._lines(places))
 
     def stops(self, steps: set[str]) -> bool:
         """Returns whether the training loop ends by it, or by a value that it sets, as `best`, and then `patience`."""
@@ -219,31 +195,25 @@ class Condition:
 
     def _ends_training(self, steps: set[str]) -> bool:
         """Returns whether it leaves a loop or function in which the optimizer steps."""
-        scope, lines = self.file.scope(self.node), self._lines(steps)
-        if not any(_contains(scope, line) for line in lines):
-            return False
-        parts = [part for statement in self.node.body for part in ast.walk(statement)]
-        leaves = any(
-            isinstance(part, ast.Return | ast.Raise) or (isinstance(part, ast.Call) and names_in([part.func]) & _EXITS)
-            for part in parts
-        )
-        loops = [self.file.loops(part)[0] for part in parts if isinstance(part, ast.Break)]
-        loops += [self.node] if isinstance(self.node, ast.While) else []
-        return leaves or any(_contains(loop, line) for loop in loops for line in lines)
+        left = [self.file.loops(part)[0] for part in self._parts if isinstance(part, ast.Break)]
+        left += [self.node] if isinstance(self.node, ast.While) else []
+        if any(isinstance(part, ast.Return | ast.Raise) or _exits(part) for part in self._parts):
+            left.append(self.file.scope(self.node))
+        return any(_contains(one, line) for one in left for line in self._lines(steps))
 
     def _skips_step(self, steps: set[str]) -> bool:
         """Returns whether the optimizer steps by it, or not: in its body alone, or after what it continues."""
-        lines, otherwise = self._lines(steps), self.node.orelse
-        if isinstance(self.node, ast.While):
-            return False
-        inside, outside = (
-            bool(part) and any(line in _lines_of(part) for line in lines) for part in (self.node.body, otherwise)
-        )
-        loops = self.file.loops(self.node)[:1]
-        parts = [part for statement in self.node.body for part in ast.walk(statement)]
-        continues = any(isinstance(part, ast.Continue) and self.file.loops(part)[:1] == loops for part in parts)
-        after = (line for loop in loops for line in lines if _contains(loop, line) and line >= self.body.stop)
-        return inside != outside or (continues and not inside and any(after))
+        lines, loops = self._lines(steps), self.file.loops(self.node)[:1]
+        inside = any(line in self.body for line in lines)
+        outside = any(_contains(statement, line) for statement in self.node.orelse for line in lines)
+        continues = any(isinstance(part, ast.Continue) and self.file.loops(part)[:1] == loops for part in self._parts)
+        after = any(_contains(loop, line) and line >= self.body.stop for loop in loops for line in lines)
+        return isinstance(self.node, ast.If) and (inside != outside or (continues and not inside and after))
+
+    @property
+    def _parts(self) -> list[ast.AST]:
+        """All that its body contains."""
+        return [part for statement in self.node.body for part in ast.walk(statement)]
 
     def _lines(self, places: Iterable[str]) -> list[int]:
         """Returns the lines of places in the same file."""
@@ -255,8 +225,9 @@ def _contains(node: ast.AST, line: int) -> bool:
     return getattr(node, "lineno", 0) <= line <= getattr(node, "end_lineno", line)
 
 
-def _lines_of(statements: Sequence[ast.stmt]) -> range:
-    return range(statements[0].lineno, (statements[-1].end_lineno or statements[-1].lineno) + 1)
+def _exits(node: ast.AST) -> bool:
+    """Returns whether a node is a call such as `sys.exit()`."""
+    return isinstance(node, ast.Call) and bool(names_in([node.func]) & {"exit", "_exit", "quit"})
 
 
 def _condition_at(place: str) -> Condition | None:

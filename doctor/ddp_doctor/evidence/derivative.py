@@ -7,7 +7,6 @@ the applied gradient predicts. It is not if a collective passes no gradient, or 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddp_doctor.evidence.communication import averaged_weights, own_models
@@ -21,61 +20,30 @@ if TYPE_CHECKING:
 # Of the weights; the error of a difference in two directions is about its square, and 64 bits have 16 digits.
 _STEP = 1e-5
 # The error is below 1e-5, with the kinks of ReLU; a part that is computed in 32 bits leaves up to 1e-1.
-_EXACT, _THRESHOLD = 1e-5, 1e-3
+_EXACT, THRESHOLD = 1e-5, 1e-3
 
 
-@dataclass(frozen=True)
-class Derivative:
-    """The gradient of a step in one direction, compared with the difference of the losses.
+def measure(evidence: Evidence) -> tuple[float, int] | None:
+    """Returns the change that the gradient of a rank predicts, divided by that of the mean of the losses, and the step.
 
-    Attributes:
-        quotient: The change that the gradient of a rank predicts, divided by that of the mean of the losses: of the
-            rank that is furthest from 1.
-        step: The optimizer step.
-        cannot: Why it is not known; empty if it is.
+    It is that of the rank that is furthest from 1, which the derivative gives; None if it is not known. A loss in which
+    a part is kept from autograd, as the target of a distillation, or computed in 32 bits, has another derivative on one
+    process as well, which then is no fault of the ranks.
     """
-
-    quotient: float = 1.0
-    step: int = 0
-    cannot: str = ""
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the gradient is the derivative."""
-        return not self.cannot and abs(self.quotient - 1) <= _THRESHOLD
-
-    @property
-    def differs(self) -> bool:
-        """Whether the gradient is known to be another one."""
-        return not self.cannot and not self.is_right
-
-
-def measure(evidence: Evidence) -> Derivative:
-    """Returns the derivative on several ranks.
-
-    A loss in which a part is kept from autograd, as the target of a distillation, or computed in 32 bits, has another
-    derivative on one process as well, which then is no fault of the ranks.
-    """
-    if averaged_weights(evidence) or own_models(evidence) or any(map(owned, evidence.trained)):
-        return Derivative(cannot="each rank trains weights of its own")
-    if any(rank.of_kind("alone") for rank in evidence.ranks):
-        return Derivative(cannot="one rank trains something alone before the ranks train together")
-    if evidence.deterministic is False:
-        return Derivative(cannot="two runs of the same code give different weights")
+    alone = any(rank.of_kind("alone") for rank in evidence.ranks) or any(map(owned, evidence.trained))
+    if alone or averaged_weights(evidence.worked("ranks")) or own_models(evidence) or not evidence.deterministic:
+        return None
     found = _measure(evidence, evidence.spec.world_size)
-    if found.differs:
+    if found and _distance(found[0]) > THRESHOLD:
         one = _measure(evidence, 1)
-        if one.cannot:
-            return Derivative(cannot=f"on one process, it is not known ({one.cannot})")
-        if _distance(one.quotient) > _EXACT:
-            return Derivative(cannot="the loss is detached in part, or computed in 32 bits, on one process as well")
+        return found if one and _distance(one[0]) <= _EXACT else None
     return found
 
 
-def _measure(evidence: Evidence, world_size: int) -> Derivative:
-    optimizers = [event["optimizer"] for event in evidence.ranks[0].of_kind("step")] if evidence.ranks else []
-    if optimizers[1:].count(optimizers[0] if optimizers else 0) < 1:
-        return Derivative(cannot="no optimizer steps twice")
+def _measure(evidence: Evidence, world_size: int) -> tuple[float, int] | None:
+    optimizers = [event["optimizer"] for rank in evidence.ranks[:1] for event in rank.of_kind("step")]
+    if not optimizers or optimizers.count(optimizers[0]) < 2:
+        return None
     optimizer, step = optimizers[0], optimizers.index(optimizers[0], 1)
 
     def moved(way: str, by: float) -> Run:
@@ -85,27 +53,24 @@ def _measure(evidence: Evidence, world_size: int) -> Derivative:
 
     forth = moved("forth", _STEP)
     back = moved("back", -_STEP) if forth.worked else forth
-    return _compare(forth, back, optimizer, step) if back.worked else Derivative(cannot=back.short_reason)
+    quotient = _compare(forth, back, optimizer, step) if back.worked else None
+    return None if quotient is None else (quotient, step)
 
 
-def _compare(forth: Run, back: Run, optimizer: int, step: int) -> Derivative:
+def _compare(forth: Run, back: Run, optimizer: int, step: int) -> float | None:
     """Compares the losses and the gradients of two runs whose weights were moved."""
     losses = [_loss(rank, step) for run in (forth, back) for rank in run.ranks]
     known = [loss for loss in losses if loss is not None]
-    if len(known) < len(losses):
-        return Derivative(cannot="a backward pass begins at more than one number")
     count = len(forth.ranks)
     change = (sum(known[:count]) - sum(known[count:])) / count
     predicted = [_predicted(*pair, f"{step}/{optimizer}:") for pair in zip(forth.ranks, back.ranks, strict=True)]
     if any(event["sharded"] for event in forth.ranks[0].of_kind("step")):
         predicted = [sum(predicted)]
-    if not change or not all(predicted):
-        return Derivative(cannot="the losses do not change in the direction that was tried")
+    if len(known) < len(losses) or not change or not all(predicted):
+        return None
     # The gradient of a loss that a GradScaler has multiplied is divided by the scale before the step.
     scales = {1.0, *(event["scale"] for event in forth.ranks[0].of_kind("scale") if event["step"] == step)}
-    quotients = [scale * value / change for value in predicted for scale in scales]
-    nearest = [min(quotients[i : i + len(scales)], key=_distance) for i in range(0, len(quotients), len(scales))]
-    return Derivative(max(nearest, key=_distance), step)
+    return max((min((scale * value / change for scale in scales), key=_distance) for value in predicted), key=_distance)
 
 
 def _distance(quotient: float) -> float:

@@ -9,22 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_doctor.evidence.micro_batches import compare_micro_batches
-from ddp_doctor.evidence.rank_comparison import (
-    MICRO_BATCHES,
-    THRESHOLD,
-    RankComparison,
-    compare_ranks,
-)
+from ddp_doctor.evidence.rank_comparison import THRESHOLD, RankComparison, compare_ranks
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec
 
 if TYPE_CHECKING:
     from ddp_doctor.launch.runner import Runner
 
-# If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
-_TIMES_NOISE = 50
-# Rounding of 32 bits alone.
-_LEAST = 1e-4
+# If the code does not support 64 bits; healthy programs are below 1e-4.
+_THRESHOLD_OF_32_BITS = 1e-3
 
 
 @dataclass
@@ -41,8 +34,7 @@ class Evidence:
             the longer epochs that follow `numbers`, of which weights and branches are recorded. Those that were not
             possible are missing.
         reference: The comparison of `numbers` and `reference`.
-        deterministic: Whether two runs gave the same weights; None if that is not known, or follows from the equality
-            with one process.
+        deterministic: Whether the same code gives the same weights, as far as it is known.
         double: Whether the numbers are those of 64 bits.
         explained: Whether a check has found a fault, or cannot tell whether there is one in the gradients.
         faulty: Whether a check has found a fault.
@@ -52,12 +44,10 @@ class Evidence:
     runner: Runner
     runs: dict[str, Run] = field(default_factory=dict)
     reference: RankComparison = field(default_factory=lambda: RankComparison(cannot="it was not reached"))
-    deterministic: bool | None = None
+    deterministic: bool = True
     double: bool = True
     explained: bool = False
     faulty: bool = False
-    _compared: dict[bool, RankComparison] = field(default_factory=dict)
-    _method: str = ""
 
     def run(self, name: str, **changes: Any) -> Run:
         """Runs the specification with changes, once, under a name."""
@@ -79,16 +69,6 @@ class Evidence:
         if "numbers later" not in self.runs:
             self.run("more steps", purpose="numbers", later=True)
         return self.runs.get("numbers later") or self.runs["more steps later"]
-
-    def forget_comparisons(self) -> None:
-        """Forgets all runs but that of the user's command on several ranks, so that they are made again."""
-        self.runs = {"ranks": self.runs["ranks"]}
-        self._compared.clear()
-        self.double, self._method = True, ""
-
-    def with_spec(self, **changes: Any) -> Evidence:
-        """Returns the evidence of further runs, which begin again with a changed specification."""
-        return Evidence(replace(self.spec, **changes), self.runner)
 
     def worked(self, name: str) -> Run | None:
         """Returns a run that worked on all ranks, otherwise None."""
@@ -121,13 +101,11 @@ class Evidence:
         return any(rank.of_kind("alone") for rank in self.ranks)
 
     def compare(self, *, sync_batch_norm: bool = False) -> RankComparison:
-        """Runs the first steps on several ranks, and compares them with one process.
+        """Runs the first steps on several ranks, and compares them with one process in the best way that is possible.
 
         Args:
             sync_batch_norm: Whether batch norm is synchronized in the run of several ranks.
         """
-        if sync_batch_norm in self._compared:
-            return self._compared[sync_batch_norm]
         if self._trains_alone:
             return RankComparison(cannot="one rank trains something alone before the ranks train together")
         prefix = "synchronized " if sync_batch_norm else ""
@@ -141,34 +119,23 @@ class Evidence:
             ranks = self.run("numbers", **wanted)
         if not ranks.worked:
             return RankComparison(cannot=f"the run with several ranks failed ({ranks.short_reason})")
-        self._compared[sync_batch_norm] = found = self._against_one_process(ranks, prefix)
-        return found
-
-    def _against_one_process(self, ranks: Run, prefix: str) -> RankComparison:
-        """Compares a run by the best method that is possible."""
         one: dict[str, Any] = {"purpose": "numbers", "double": self.double, "world_size": 1, "feed": str(ranks.folder)}
+        threshold = THRESHOLD if self.double else _THRESHOLD_OF_32_BITS
         changes, why = {"ranks": self.spec.world_size}, _why_not_joined(ranks)
-        if not why and self._method != MICRO_BATCHES:
-            reference, threshold = self.run(f"{prefix}reference", **one, interventions=changes), THRESHOLD
-            if not self.double and not reference.errors:
-                reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
-                worked = reverse.worked and reference.worked
-                noise = compare_ranks(reverse, reference).difference if worked else 1e-4
-                threshold = max(_TIMES_NOISE * noise, _LEAST)
+        if not why:
+            reference = self.run(f"{prefix}reference", **one, interventions=changes)
             found = compare_ranks(ranks, reference, threshold=threshold)
             if not found.cannot:
-                self._method = found.method
                 return found
             why = found.cannot
         # More steps, as one process may step after the micro-batches of each rank.
         one["steps"] = self.spec.steps * self.spec.world_size
         changes["micro_batches"] = True
         in_turn = self.run(f"{prefix}reference in turn", **one, interventions=changes)
-        found = compare_micro_batches(ranks, in_turn, threshold=THRESHOLD if self.double else _LEAST)
+        found = compare_micro_batches(ranks, in_turn, threshold=threshold)
         if found.cannot:
-            return replace(found, cannot=f"{why}; {found.cannot}" if why else found.cannot)
-        self._method = found.method
-        return replace(found, limits=f"{found.limits}, because {why}" if why else found.limits)
+            return RankComparison(cannot=f"{why}; {found.cannot}")
+        return replace(found, limits=f"{found.limits}, because {why}")
 
     def relative(self, place: str) -> str:
         """Returns a place with a path relative to the current folder."""

@@ -6,10 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ddp_doctor.evidence.communication import (
-    averaged_weights_of,
-    own_weights,
-)
+from ddp_doctor.evidence.communication import averaged_weights, own_weights
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import SAME, RankComparison, distance, is_multiple, names_of
 from ddp_doctor.lazy import torch
@@ -82,7 +79,7 @@ def later_divergence(evidence: Evidence) -> Divergence | None:
         return None
     many = evidence.later()
     # Averages may begin late as well.
-    found = _first_of(many.ranks) if many.worked and not averaged_weights_of(many) else None
+    found = _first_of(many.ranks) if many.worked and not averaged_weights(many) else None
     # The time may be over on one rank a step earlier.
     return None if found and found.kind == "steps" else found
 
@@ -160,14 +157,7 @@ def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
 
 def passes_of(record: RankRecord, step: int) -> list[dict[str, Any]]:
     """Returns the forward passes through DistributedDataParallel with gradients before an optimizer step."""
-    found: list[dict[str, Any]] = []
-    number = 0
-    for event in record.of_kind("ddp_forward", "step"):
-        if event["kind"] == "step":
-            number += 1
-        elif event["gradients"] and number == step:
-            found.append(event)
-    return found
+    return [event for event in record.of_kind("ddp_forward") if event["gradients"] and event["step"] == step]
 
 
 def without_batch_norm(evidence: Evidence) -> RankComparison:

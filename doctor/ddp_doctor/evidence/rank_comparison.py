@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import isnan
 
 from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
@@ -152,13 +153,10 @@ def _gradient_difference(rank: RankRecord, one: RankRecord, step: int) -> tuple[
     if first.keys() != second.keys() or any(first[name].shape != second[name].shape for name in first):
         return None
     size = max((float(tensor.abs().max()) for tensor in second.values() if tensor.numel()), default=0.0)
-    worst, where = 0.0, ""
-    for name, tensor in first.items():
-        if tensor.numel():
-            amount = float((tensor - second[name]).abs().max())
-            # No number is less than one that is not a number.
-            if not amount <= worst:
-                worst, where = amount, name
+    amounts = {name: float((first[name] - second[name]).abs().max()) for name in first if first[name].numel()}
+    # What is not a number is the worst.
+    where = max(amounts, key=lambda name: (isnan(amounts[name]), amounts[name]), default="")
+    worst = amounts.get(where, 0.0)
     return (worst / size if size else worst), names_of(rank).get(where.rpartition("/")[2], "")
 
 
@@ -176,9 +174,13 @@ def vector(record: RankRecord, step: int, what: str, thin: int = 1) -> torch.Ten
 
 def _weights(ranks: Run, one: RankRecord, step: int) -> Weights:
     """Returns the weights of the ranks' gradients in that of one process: those that differ most of all passes."""
-    found = [_least_squares(ranks, vector(one, step, what), step, what) for what in _passes(one, step) or ["local"]]
-    if not all(weights for weights, _ in found):
-        return _least_squares(ranks, vector(one, step, "local"), step)
+
+    def weights_of(what: str) -> Weights:
+        return solve([vector(rank, step, what) for rank in ranks.ranks], vector(one, step, what))
+
+    found = [weights_of(what) for what in _passes(one, step)]
+    if not found or not all(weights for weights, _ in found):
+        return weights_of("local")
     weights = max((weights for weights, _ in found), key=lambda weights: max(weights) - min(weights))
     return weights, max(residual for _, residual in found)
 
@@ -195,10 +197,6 @@ def _passes(record: RankRecord, step: int) -> list[str]:
     """Returns the kinds of tensors that the backward passes of a step have, such as `micro0`."""
     kinds = {tuple(name.split("/")[:2]) for name in record.tensors if name.startswith("micro")}
     return sorted(kind for kind, number in kinds if number == str(step))
-
-
-def _least_squares(ranks: Run, whole: torch.Tensor | None, step: int, what: str = "local") -> Weights:
-    return solve([vector(rank, step, what) for rank in ranks.ranks], whole)
 
 
 def solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> Weights:

@@ -18,13 +18,7 @@ Requirement = Callable[[Evidence], Finding | None]
 
 
 def need(met: Callable[[Evidence], bool], missing: Finding, *causes: Requirement) -> Requirement:
-    """Returns a requirement.
-
-    Args:
-        met: Whether the program has what is needed.
-        missing: Why the check was not made otherwise.
-        causes: Requirements that are asked before this reason is given.
-    """
+    """Returns a requirement: if it is not met, what is missing, or the first of its causes."""
 
     def requirement(evidence: Evidence) -> Finding | None:
         return None if met(evidence) else next((why for cause in causes if (why := cause(evidence))), missing)
@@ -96,18 +90,15 @@ def averages_gradients(evidence: Evidence) -> Finding | None:
 
 def compared(evidence: Evidence) -> Finding | None:
     """The ranks were compared with one process."""
-    if found := averages_gradients(evidence):
-        return found
     why = evidence.reference.cannot
-    return cannot_tell(f"The ranks and one process were not compared: {why}.") if why else None
+    missing = cannot_tell(f"The ranks and one process were not compared: {why}.") if why else None
+    return averages_gradients(evidence) or missing
 
 
 def compared_at_once(evidence: Evidence) -> Finding | None:
     """One process saw the samples of all ranks at once."""
-    if found := compared(evidence):
-        return found
     limits = evidence.reference.limits
-    return cannot_tell(f"{limits[0].upper()}{limits[1:]}.") if limits else None
+    return compared(evidence) or (cannot_tell(f"{limits[0].upper()}{limits[1:]}.") if limits else None)
 
 
 def batch_norm(evidence: Evidence) -> Finding | None:

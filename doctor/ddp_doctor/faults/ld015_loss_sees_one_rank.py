@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_doctor.evidence.derivative import measure
+from ddp_doctor.evidence.derivative import THRESHOLD, measure
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
 from ddp_doctor.evidence.requirements import compared_at_once, optimizer_steps, unmet
@@ -41,13 +41,14 @@ def check(evidence: Evidence) -> list[Finding]:
     unknown = (Verdict.DEPENDS, Verdict.CANNOT_TELL, Verdict.NOT_APPLICABLE)
     if evidence.faulty or not any(finding.verdict in unknown for finding in found):
         return found
-    derivative = measure(evidence)
-    if derivative.differs:
-        times = f"{derivative.quotient:.3g} times the derivative of their mean loss"
+    measured = measure(evidence)
+    if measured and abs(measured[0] - 1) > THRESHOLD:
+        quotient, step = measured
+        times = f"{quotient:.3g} times the derivative of their mean loss"
         message = f"Unlike one process, the ranks step with {times}: a collective passes no gradient."
-        amount = f"{abs(derivative.quotient - 1):.1e} of the gradient"
-        return [fault(message, derivative.step, "", amount, _collective(evidence) or loss_place(evidence))]
-    told = " The gradient is the derivative of what the ranks compute." if derivative.is_right else ""
+        amount = f"{abs(quotient - 1):.1e} of the gradient"
+        return [fault(message, step, "", amount, _collective(evidence) or loss_place(evidence))]
+    told = " The gradient is the derivative of what the ranks compute." if measured else ""
     return [replace(finding, message=f"{finding.message}{told}") for finding in found]
 
 

@@ -50,13 +50,10 @@ def _is_of_scaler(file: SourceFile, call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute):
         return False
     owner = call.func.value
-    off = [
-        enabled
-        for _, value in file.assigned(owner)
-        if isinstance(value, ast.Call) and isinstance(enabled := keyword(value, "enabled"), ast.Constant)
-    ]
-    made = any(name.endswith("GradScaler") for name in file.made_by(owner))
-    return (made or "scaler" in ast.unparse(owner).lower()) and not any(one.value is False for one in off)
+    makers = [value for _, value in file.assigned(owner) if isinstance(value, ast.Call)]
+    made = any(file.name(maker.func).endswith("GradScaler") for maker in makers)
+    given = [enabled for maker in makers if isinstance(enabled := keyword(maker, "enabled"), ast.Constant)]
+    return (made or "scaler" in ast.unparse(owner).lower()) and not any(one.value is False for one in given)
 
 
 def check(evidence: Evidence) -> list[Finding]:

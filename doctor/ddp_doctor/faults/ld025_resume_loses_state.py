@@ -36,7 +36,7 @@ def check(evidence: Evidence) -> list[Finding]:
         return [found]
     if not any(rank.of_kind("save", "saved") for rank in evidence.ranks):
         return [not_reached("The program saves no checkpoint.")] if evidence.trained else []
-    if evidence.deterministic is False:
+    if not evidence.deterministic:
         return [_unknown("two runs of the same code give different weights.")]
     if not any(map(_checkpoints, evidence.trained)):
         return [_unknown("no file has the weights and an optimizer.")]

@@ -33,7 +33,7 @@ def check(evidence: Evidence) -> list[Finding]:
     """Compares the conditions that decide when training ends, what is saved, and whether the optimizer steps."""
     found = decisions(evidence)
     # Ranks that average their weights may step unequally often. Other checks report weights that differ already.
-    if averaged_weights(evidence) or first_divergence(evidence):
+    if averaged_weights(evidence.worked("ranks")) or first_divergence(evidence):
         found = [one for one in found if one.decides != STEPS]
     for one in found[:1]:
         message = f"By `{one.text}`, each rank decides by a value of its own {one.decides}: {one.how}."

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 from ddp_doctor.accepted import key_of, shown_place
 from ddp_doctor.errors import InputError
 from ddp_doctor.faults import load_checks, short_fix
-from ddp_doctor.findings import Finding, Report, State, Verdict
+from ddp_doctor.findings import MADE, Finding, Report, Verdict
 from ddp_doctor.output.terminal import (
     MARKS,
     by_reason,
@@ -136,7 +136,7 @@ def _junit(report: Report) -> str:
             ET.SubElement(case, "failure", type=finding.code, message=plain(finding.message)).text = text
             if place := shown_place(finding, report):
                 case.attrib |= {"file": plain(place.path), "line": str(place.line)}
-        if check.state is not State.MADE:
+        if check.state != MADE:
             ET.SubElement(case, "skipped", message=f"{check.state.value}: {plain(check.reason)}")
     for text in outputs(report).values():
         case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name="the program runs")
@@ -175,8 +175,8 @@ def _comment(report: Report, before: Report | None) -> str:
         now = {key_of(finding) for finding in report.findings}
         gone = [_gone(finding, report) for finding in before.findings if key_of(finding) not in now]
         tail += ["", f"**Before:** {_escaped(headline(before))} {_escaped(examined(before))}", *_first(gone, 3)]
-    left = [f"- {', '.join(codes)}: {_escaped(why)}" for why, codes in by_reason(report, State.CANNOT_TELL).items()]
-    for state in (State.NOT_APPLICABLE, State.NOT_REACHED):
+    left = [f"- {', '.join(codes)}: {_escaped(why)}" for why, codes in by_reason(report, Verdict.CANNOT_TELL).items()]
+    for state in (Verdict.NOT_APPLICABLE, Verdict.NOT_REACHED):
         if checks := report.ended(state):
             left.append(f"- {state.value}: {', '.join(check.code for check in checks)}")
     limits = " ".join(remarks(report)) if report.devices else "The program was only read, not run."
@@ -196,7 +196,7 @@ def _gone(finding: Finding, report: Report) -> str:
     if key_of(finding) in {key_of(one.finding) for one in report.accepted}:
         now = "· accepted now"
     else:
-        made = finding.code in {check.code for check in report.ended(State.MADE)}
+        made = finding.code in {check.code for check in report.ended(MADE)}
         now = "✓ no longer found" if made else "? not examined now"
     return f"- {now}: {_named(finding)}: {_evidence(finding)}"
 

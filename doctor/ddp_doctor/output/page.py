@@ -44,7 +44,7 @@ def page_of(report: Report) -> str:
         lstrip_blocks=True,
     )
     groups = {title: report.of(kind) for kind, title in _TITLES.items()}
-    states = {state.value.capitalize(): by_reason(report, state) for state in STATES}
+    states = {state.capitalize(): by_reason(report, state) for state in STATES}
     return environment.get_template("report.html.jinja").render(
         report=report,
         curve=curve_of(report.comparison),

@@ -11,14 +11,14 @@ from contextlib import suppress
 from typing import TextIO
 
 from ddp_doctor.faults import load_checks, short_fix
-from ddp_doctor.findings import DEFECT, Comparison, Finding, Report, State, Verdict
+from ddp_doctor.findings import DEFECT, MADE, REASONS, Comparison, Finding, Report, Verdict
 
 MARKS = {Verdict.FAULT: "✗", Verdict.DEPENDS: "≈", Verdict.UNCLEAR: "?", Verdict.NOTE: "·"}
 # Bold red, yellow, and cyan, by the mark at the beginning of a line.
 _STYLES = {"✗ LD": "1;31", "≈ LD": "33", "? LD": "36"}
 _MEANINGS = {
-    State.NOT_REACHED: " (the program does not do this)",
-    State.NOT_APPLICABLE: " (the property has no meaning here)",
+    Verdict.NOT_REACHED: " (the program does not do this)",
+    Verdict.NOT_APPLICABLE: " (the property has no meaning here)",
 }
 _LIMITS = (
     "Not examined: faults of hardware, NCCL and streams, sharded and pipelined models, nondeterministic cuDNN, and "
@@ -26,7 +26,7 @@ _LIMITS = (
 )
 _PROTECTIONS = {"private view": "a private view of all files", "copy": "a copy of the current folder"}
 # The states of checks, those first that leave a question open.
-STATES = (State.CANNOT_TELL, State.NOT_APPLICABLE, State.NOT_REACHED, State.MADE)
+STATES = (*REASONS, MADE)
 _LONGEST_OUTPUT = 6000
 
 
@@ -137,8 +137,8 @@ def verdict(report: Report) -> str:
 
 def counts(report: Report) -> str:
     """Returns how many checks ended in each state: `checks: 21 made, 9 not reached (...), 3 cannot tell`."""
-    numbers = {state: len(report.ended(state)) for state in State}
-    parts = [f"{number} {state.value}{_MEANINGS.get(state, '')}" for state, number in numbers.items() if number]
+    numbers = {state: len(report.ended(state)) for state in reversed(STATES)}
+    parts = [f"{number} {state}{_MEANINGS.get(state, '')}" for state, number in numbers.items() if number]
     return f"checks: {', '.join(parts) or 'none'}"
 
 
@@ -169,7 +169,7 @@ def outputs(report: Report) -> dict[str, str]:
     return {title: safe(text.rstrip()[-_LONGEST_OUTPUT:]) for title, text in texts.items() if text}
 
 
-def by_reason(report: Report, state: State) -> dict[str, list[str]]:
+def by_reason(report: Report, state: str) -> dict[str, list[str]]:
     """Returns the codes of the checks that ended in a state, by the reason that they share."""
     found: dict[str, list[str]] = {}
     for check in report.ended(state):

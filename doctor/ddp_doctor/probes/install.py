@@ -20,7 +20,7 @@ from ddp_doctor.probes.alone import AloneProbe
 from ddp_doctor.probes.branches import BranchProbe
 from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.loaders import LoaderProbe
-from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches, weights_at
+from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches, initial_weights
 from ddp_doctor.probes.modules import ModuleProbe
 from ddp_doctor.probes.options import OptionProbe
 from ddp_doctor.probes.reports import ReportProbe
@@ -50,10 +50,9 @@ class Probes:
         self.spec = spec
         self.recorder = Recorder(folder)
         changes = spec.interventions
-        reverse = bool(changes.get("reverse"))
         by_turns = bool(changes.get("micro_batches"))
         joined = bool(spec.feed) and not by_turns
-        feed = RankBatches(Path(spec.feed), int(changes["ranks"]), reverse=reverse) if joined else None
+        feed = RankBatches(Path(spec.feed), int(changes["ranks"])) if joined else None
         self.steps = StepProbe(self.recorder, spec)
         micro = MicroBatchProbe(self.recorder, self.steps)
         if by_turns:
@@ -201,7 +200,7 @@ class Probes:
         feed = self.loaders.feed
         if not self._starts or feed is None:
             return
-        parameters, initial = self.steps.parameters(), weights_at(feed.tensors[0], 0)
+        parameters, initial = self.steps.parameters(), initial_weights(feed.tensors[0])
         if not parameters:
             return
         self._starts = False

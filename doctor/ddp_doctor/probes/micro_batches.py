@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import isclose
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -25,34 +25,18 @@ def _records(folder: Path, world_size: int) -> list[dict[str, Any]]:
 
 
 class RankBatches:
-    """What the ranks of a run were given, joined.
-
-    Args:
-        folder: Folder of the run.
-        world_size: Number of ranks.
-        reverse: Reverses the samples of each batch, which changes rounding only.
+    """What the ranks of the run in a folder were given, joined.
 
     Attributes:
         failures: Why a batch could not be joined, in plain words.
     """
 
-    def __init__(self, folder: Path, world_size: int, *, reverse: bool = False) -> None:
+    def __init__(self, folder: Path, world_size: int) -> None:
         loaded = _records(folder, world_size)
         self.tensors: list[dict[str, torch.Tensor]] = [part["tensors"] for part in loaded]
         self.failures: list[str] = []
-        self.reverse = reverse
         epochs = [event for event in loaded[0]["events"] if event["kind"] == "epoch" and event["trains"]]
         self._training = {(event["loader"], event["iteration"]) for event in epochs}
-        self._draws: dict[tuple[int, str], list[Draw]] = {}
-        for rank, tensors in enumerate(self.tensors):
-            for name, tensor in tensors.items():
-                if name.startswith("draw/"):
-                    key, operator = "/".join(name.split("/")[:4]), name.split("/", 6)[6]
-                    number = int(name.split("/")[4])
-                    draws = self._draws.setdefault((rank, key), [])
-                    if number == len(draws):
-                        draws.append(Draw(operator, []))
-                    draws[number].outputs.append(tensor)
 
     def trains(self, loader: int, iteration: int) -> bool:
         """Returns whether the ranks trained in this iteration of a loader."""
@@ -71,37 +55,28 @@ class RankBatches:
         Of other shapes, it is collated of the indices of all their samples, if that is possible.
         """
         name = f"{loader}/{iteration}/{number}"
-        if self._have_other_shapes(name) and (found := self._collated(name, collate)) is not None:
+        keys = [key for key in self.tensors[0] if key.startswith(f"batch/{name}/")]
+        shapes = [{tensors[key].shape[1:] for tensors in self.tensors if key in tensors} for key in keys]
+        if any(len(one) > 1 for one in shapes) and (found := self._collated(name, collate)) is not None:
             return found
         places = iter(range(1_000_000))
 
-        def join(leaf: Any) -> Any:
-            place = next(places)
-            if not isinstance(leaf, torch.Tensor):
-                if not isinstance(leaf, int | float | bool | type(None)):
-                    self._fail(f"it contains values of the type {type(leaf).__name__}, not only tensors")
-                return leaf
-            key = f"batch/{name}/{place}"
+        def join(leaf: torch.Tensor) -> torch.Tensor:
+            key = f"batch/{name}/{next(places)}"
             parts = [tensors[key] for tensors in self.tensors if key in tensors]
             if len(parts) != len(self.tensors) or any(part.ndim != leaf.ndim for part in parts):
-                self._fail("its structure differs between the ranks and one process")
+                self.failures.append("its structure differs between the ranks and one process")
                 return leaf
             if not leaf.ndim:
                 if not all(torch.equal(part, parts[0]) for part in parts):
-                    self._fail("it contains a number per batch, which differs between the ranks")
+                    self.failures.append("it contains a number per batch, which differs between the ranks")
                 return parts[0]
             if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
-                self._fail("the shapes of the ranks differ, as after padding to the longest sample")
+                self.failures.append("the shapes of the ranks differ, as after padding to the longest sample")
                 return leaf
-            return torch.cat(parts).flip(0) if self.reverse else torch.cat(parts)
+            return torch.cat(parts)
 
         return tree_map(join, template)
-
-    def _have_other_shapes(self, name: str) -> bool:
-        """Returns whether the ranks have padded a batch to other lengths, for example."""
-        keys = [key for key in self.tensors[0] if key.startswith(f"batch/{name}/")]
-        shapes = [{tensors[key].shape[1:] for tensors in self.tensors if key in tensors} for key in keys]
-        return any(len(found) > 1 for found in shapes)
 
     def _collated(self, name: str, collate: Callable[[list[int]], Any]) -> Any:
         """Returns a batch of the samples of all ranks, if such batches of each rank are those that it had."""
@@ -119,91 +94,50 @@ class RankBatches:
 
     def draws(self, loader: int, iteration: int, number: int) -> list[list[Draw]]:
         """Returns the draws of each rank in the step after a batch."""
-        key = f"draw/{loader}/{iteration}/{number}"
-        return [self._draws.get((rank, key), []) for rank in range(len(self.tensors))]
-
-    def _fail(self, why: str) -> None:
-        if why not in self.failures:
-            self.failures.append(why)
+        prefix, found = f"draw/{loader}/{iteration}/{number}/", []
+        for tensors in self.tensors:
+            own: dict[str, Draw] = {}
+            for name, tensor in tensors.items():
+                if name.startswith(prefix):
+                    draw, _, operator = name.removeprefix(prefix).split("/", 2)
+                    own.setdefault(draw, Draw(operator, [])).outputs.append(tensor)
+            found.append(list(own.values()))
+        return found
 
 
 # Tensors of more values, such as a table that the loss looks up, are not data of a batch.
 _MOST_VALUES = 20_000_000
-# What transformers calls the number of tokens of all ranks and micro-batches.
-_COUNT = "num_items_in_batch"
 _MOST_INPUTS = 100
-_FUNCTION = "function "
-
-
-class Turn(NamedTuple):
-    """A micro-batch of a rank.
-
-    Attributes:
-        step: Optimizer step of the ranks that it belongs to, over all optimizers.
-        rank: The rank.
-        number: Its number on the rank.
-    """
-
-    step: int
-    rank: int
-    number: int
-
-
-def turns(steps: Sequence[Sequence[int]], optimizers: Sequence[int]) -> list[Turn]:
-    """Returns the order in which one process gets the micro-batches of the ranks.
-
-    Args:
-        steps: For each rank, the step that each of its micro-batches belongs to.
-        optimizers: The optimizer of each step; several take turns in the same order.
-    """
-    count, period = len(optimizers), 1
-    while period < count and any(optimizers[place] != optimizers[place % period] for place in range(count)):
-        period += 1
-    found = []
-    for begin in range(0, count - count % period, period):
-        part = range(begin, begin + period)
-        for rank, of_rank in enumerate(steps):
-            found += [Turn(step, rank, number) for number, step in enumerate(of_rank) if step in part]
-    return found
-
-
-def plan_of(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[Turn]:
-    """Returns the turns of one process that gets the micro-batches of ranks with these events."""
-    optimizers = [event["optimizer"] for event in ranks[0] if event["kind"] == "step"]
-    passes = [[event["step"] for event in events if event["kind"] == "backward"] for events in ranks]
-    return turns(passes, optimizers)
 
 
 class MicroBatchProbe:
-    """Records the inputs of each micro-batch, or replaces them by those of the ranks.
+    """Records the inputs of each micro-batch of the first step, or replaces them by those of the ranks.
 
     A micro-batch ends with a backward pass. One process gets those of all ranks one after another, whatever it has
     loaded: the tensors that enter the model and the functions of its outputs, the states of the random generators, and
-    the weights that the ranks had. It may step after the micro-batches of each rank, or after those of all ranks.
+    the initial weights. It may step after the micro-batches of each rank, or after those of all ranks.
 
     Attributes:
-        plan: Whose micro-batch each of this process is; empty where they are recorded.
+        plan: The rank of each micro-batch of this process, and its number there; empty where they are recorded.
         ranks: The tensors that each rank recorded.
         inside_model: Whether the model is being called.
     """
 
     def __init__(self, recorder: Recorder, steps: StepProbe) -> None:
         self.recorder, self.steps = recorder, steps
-        self.plan: list[Turn] = []
+        self.plan: list[tuple[int, int]] = []
         self.ranks: Sequence[dict[str, torch.Tensor]] = ()
         self.inside_model = False
         self._number = 0
         self._counts: dict[str, int] = {}
-        self._began = False
-        self._weights_of: Turn | None = None
-        # The number of tokens that the model was given, and that of one process.
-        self._count: tuple[torch.Tensor, float] | None = None
 
     def follow(self, folder: Path, world_size: int) -> None:
         """Lets this process get the micro-batches of the ranks of a run, from its folder."""
         loaded = _records(folder, world_size)
         self.ranks = [part["tensors"] for part in loaded]
-        self.plan = plan_of([part["events"] for part in loaded])
+        for rank, part in enumerate(loaded):
+            passes = [event["step"] for event in part["events"] if event["kind"] == "backward"]
+            self.plan += [(rank, number) for number in range(passes.count(0))]
 
     def install(self) -> None:
         """Installs the probe in this thread."""
@@ -212,13 +146,17 @@ class MicroBatchProbe:
         _FunctionInputs(self).__enter__()  # type: ignore[no-untyped-call]
 
     @property
-    def turn(self) -> Turn | None:
+    def turn(self) -> tuple[int, int] | None:
         """Whose micro-batch this process is at; None where they are recorded, and after the last."""
         return self.plan[self._number] if self._number < len(self.plan) else None
 
+    @property
+    def _recording(self) -> bool:
+        return not self.plan and not self.recorder.step
+
     def loaded(self, loader: int, batch: Any) -> Any:
         """Returns the batch that a loader gives to the training."""
-        (batch,), _ = self._inputs(f"loader {loader}", (batch,), {})
+        (batch,), _ = self.inputs(f"loader {loader}", (batch,), {})
         self._at("loaded")
         return batch
 
@@ -226,23 +164,17 @@ class MicroBatchProbe:
         """Returns the arguments of a call of the model."""
         if not torch.is_grad_enabled() or in_backward():
             return args, kwargs
-        self._begin()
-        given_args, given = self._inputs(f"model {name}", args, kwargs)
-        if isinstance(kwargs.get(_COUNT), torch.Tensor):
-            self._count = given[_COUNT], float(kwargs[_COUNT])
-        return given_args, given
+        if not any(other.startswith("model ") for other in self._counts):
+            self._at("model")
+            weights = initial_weights(self.ranks[self.turn[0]]) if self.turn else {}
+            with torch.no_grad():
+                for key, parameter in self.steps.parameters().items():
+                    if key in weights and weights[key].shape == parameter.shape:
+                        parameter.copy_(weights[key])
+        return self.inputs(f"model {name}", args, kwargs)
 
-    def see(self, args: Any, kwargs: Any) -> None:
-        """Records that a model of transformers divides its loss by the number that it was given; others ignore it."""
-        if self._count and any(value is self._count[0] for value in (*args, *kwargs.values())):
-            (given, own), self._count = self._count, None
-            self._compare_numbers("div", own, float(given))
-
-    def function_inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Returns the arguments of a function of the model's outputs, such as a loss."""
-        return self._inputs(f"{_FUNCTION}{name}", args, kwargs)
-
-    def _inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Returns the arguments of a call, such as that of a function of the model's outputs."""
         count = self._counts[name] = self._counts.get(name, 0) + 1
         if count > _MOST_INPUTS:
             return args, kwargs
@@ -252,62 +184,32 @@ class MicroBatchProbe:
             key = f"input/{{}}/{name}/{count}/{next(place)}"
             if leaf.requires_grad or leaf.numel() > _MOST_VALUES:
                 return leaf
-            if not self.plan:
+            if self._recording:
                 self.recorder.keep(key.format(self._number), leaf)
-                return leaf
-            other = self.ranks[turn.rank].get(key.format(turn.number)) if turn else None
+            other = self.ranks[turn[0]].get(key.format(turn[1])) if turn else None
             if other is None or other.dtype != leaf.dtype or other.ndim != leaf.ndim:
                 return leaf
-            if name.startswith(_FUNCTION) and leaf.numel() == other.numel() == 1:
-                self._compare_numbers(name.removeprefix(_FUNCTION), float(leaf), float(other))
+            is_number = leaf.numel() == other.numel() == 1 and (not leaf.ndim or name.startswith("function"))
+            if is_number and not isclose(float(leaf), float(other), rel_tol=1e-6):
+                # Such as the tokens that the ranks have counted together.
+                self.recorder.add("number")
             return other.clone().to(leaf.device)
 
         return tree_map(take, (args, kwargs))
 
-    def _compare_numbers(self, name: str, own: float, given: float) -> None:
-        """Records a number that is another one on the ranks, such as the tokens that they have counted together."""
-        if self.turn and not isclose(own, given, rel_tol=1e-6):
-            self.recorder.add("number", function=name, own=own, given=given, turn=list(self.turn))
-
-    def _begin(self) -> None:
-        """Begins the calls of the model in this micro-batch."""
-        if not self._began:
-            self._began = True
-            self._at("model")
-            self._set_weights()
-
     def _end(self) -> None:
         self._number += 1
         self._counts.clear()
-        self._began = False
         self._at("start")
-
-    def _set_weights(self) -> None:
-        """Gives this process the weights that the rank had in the step that comes."""
-        turn, known = self.turn, self._weights_of
-        if turn is None or (known and known[:2] == turn[:2]):
-            return
-        self._weights_of = turn
-        weights = weights_at(self.ranks[turn.rank], turn.step)
-        with torch.no_grad():
-            for key, parameter in self.steps.parameters().items():
-                if key in weights and weights[key].shape == parameter.shape:
-                    parameter.copy_(weights[key])
 
     def _at(self, point: str) -> None:
         """Records or replaces the states of the random generators."""
-        turn = self.turn
-        if not self.plan:
-            for name, state in global_states().items() if not self.recorder.later else ():
-                self.recorder.tensors[f"random/{self._number}/{point}/{name}"] = state
-        elif turn:
-            prefix = f"random/{turn.number}/{point}/"
-            found = {
-                name.removeprefix(prefix): tensor
-                for name, tensor in self.ranks[turn.rank].items()
-                if name.startswith(prefix)
-            }
-            set_global_states(found)
+        for name, state in global_states().items() if self._recording else ():
+            self.recorder.tensors[f"random/{self._number}/{point}/{name}"] = state
+        if self.turn:
+            rank, number = self.turn
+            prefix, known = f"random/{number}/{point}/", self.ranks[rank].items()
+            set_global_states({name.removeprefix(prefix): state for name, state in known if name.startswith(prefix)})
 
 
 class _FunctionInputs(TorchFunctionMode):
@@ -320,7 +222,6 @@ class _FunctionInputs(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs a function, with the inputs of a rank."""
         kwargs = kwargs or {}
-        self.probe.see(args, kwargs)
         # A collective has places for the tensors of all ranks, of which one process has its own alone.
         is_collective = str(getattr(func, "__module__", "")).startswith("torch.distributed")
         if is_collective or self.probe.inside_model or not torch.is_grad_enabled() or in_backward():
@@ -329,18 +230,14 @@ class _FunctionInputs(TorchFunctionMode):
         if any(leaf.requires_grad and not leaf.is_leaf for leaf in leaves) and not all(
             leaf.requires_grad for leaf in leaves
         ):
-            args, kwargs = self.probe.function_inputs(getattr(func, "__name__", ""), args, kwargs)
+            args, kwargs = self.probe.inputs(f"function {getattr(func, '__name__', '')}", args, kwargs)
         return func(*args, **kwargs)
 
 
-def weights_at(tensors: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
-    """Returns the weights of a rank before a step, over all optimizers, by `<optimizer>:<position>`."""
+def initial_weights(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the weights of a rank before the first step of each optimizer, by `<optimizer>:<position>`."""
     found: dict[str, torch.Tensor] = {}
-    # In the order in which they were recorded: weights before a later step are those of now, unless there are others.
     for name, tensor in tensors.items():
-        kind, _, rest = name.partition("/")
-        if kind in {"before", "after"}:
-            number, _, key = rest.partition("/")
-            if key not in found or int(number) + (kind == "after") <= step:
-                found[key] = tensor
+        if name.startswith("before/"):
+            found.setdefault(name.split("/", 2)[2], tensor)
     return found

@@ -187,8 +187,7 @@ class StepProbe:
         """Returns the steps whose tensors are recorded, for optimizers with so many values."""
         # A longer run serves checks that read no tensors.
         steps = min(self.spec.steps, _MOST_STEPS) if self.spec.purpose == "train" else self.spec.steps
-        # One process may step after the micro-batches of each rank.
-        return (1 if size > _LARGE else 2 * steps) * int(self.spec.interventions.get("ranks", 1))
+        return 1 if size > _LARGE else 2 * steps
 
     def _on_param_group(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)

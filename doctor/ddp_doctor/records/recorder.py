@@ -40,10 +40,7 @@ class Recorder:
 
     Attributes:
         events: Dictionaries of plain values: each has its `kind`, its `step` and the user's `place`.
-        tensors: Recorded tensors by name.
-        step: Optimizer steps so far, over all optimizers.
-        backwards: Calls of `backward` so far.
-        collectives: Calls of collectives so far.
+        step: Optimizer steps so far, over all optimizers; so are `backwards` and `collectives` calls.
         rank: The rank of this process, as soon as it is known.
         has_hooks: Whether a module has a communication hook.
         active: Whether this process has taken part in training, unlike a launcher.

@@ -15,9 +15,6 @@ from ddp_doctor.records.spec import PACKAGE, Spec
 
 # What a rank says when it has lost another one.
 _CONSEQUENCE = re.compile(r"(closed|reset) by peer|Broken pipe|gloo/transport|Timed out waiting|Connection refused")
-_NO_LAUNCHER = re.compile(
-    r"environment variable \w+ expected, but not set|KeyError: '?(LOCAL_RANK|RANK|WORLD_SIZE|MASTER_ADDR)"
-)
 # Where the folder of an examination has a copy of the current folder, under its absolute path; see `folder_copy`.
 COPY = Path("copy", "files")
 _NO_END = {"reached_end": False, "shortened": False, "failures": [], "libraries": []}
@@ -25,13 +22,9 @@ _NO_END = {"reached_end": False, "shortened": False, "failures": [], "libraries"
 
 @dataclass
 class RankRecord:
-    """What one rank recorded.
+    """What one rank recorded, and printed as its `output`.
 
     Attributes:
-        rank: Its number.
-        events: Its events, in order.
-        tensors: Its tensors.
-        output: What it printed.
         stack: The stacks of its threads if it hung.
         code: Its exit code; None for a rank that was stopped after it had recorded everything.
         journal: Its collectives and passes, in order, which are also known of a lost rank.
@@ -72,14 +65,10 @@ class RankRecord:
 
 @dataclass
 class Run:
-    """One run.
+    """One run in its folder: what was to be done, and its ranks, in order.
 
     Attributes:
-        spec: What was to be done.
-        folder: Its folder.
-        ranks: The ranks, in order.
         hung: Whether it was stopped after the timeout.
-        seconds: How long it took.
         later: What was recorded after the numbers, if the program was to train on; otherwise None.
     """
 
@@ -123,11 +112,6 @@ class Run:
         return not self.hung and bool(self.ranks) and all(rank.code == 0 and not rank.events for rank in self.ranks)
 
     @property
-    def needs_launcher(self) -> bool:
-        """Whether the program failed because a launcher has not set its variables."""
-        return any(_NO_LAUNCHER.search(f"{error['type']}: {error['message']}") for error in self.errors)
-
-    @property
     def started(self) -> int:
         """How many ranks the program has started, if it is known to be another number than was wanted; otherwise 0."""
         groups = [rank.of_kind("init_process_group") for rank in self.ranks]
@@ -144,10 +128,7 @@ class Run:
         """The traceback of the first rank that failed, or how the first one was lost."""
         for error in self.errors:
             return without_doctor(error["trace"]) or error["message"]
-        if self.started:
-            return self.short_reason
-        lost = self.lost[0]
-        return f"Rank {lost.rank} ended early, with exit code {lost.code}.\n{lost.output[-2000:]}"
+        return "\n".join([self.short_reason, *(rank.output[-2000:] for rank in self.lost[:1])])
 
     @property
     def short_reason(self) -> str:
@@ -178,11 +159,7 @@ class Run:
                 # The thread that runs the user's code, without the doctor's frames.
                 threads = [part for part in rank.stack.split("\n\n") if f"{PACKAGE}/probes/install.py" not in part]
                 lines = [line for part in threads for line in part.splitlines() if PACKAGE not in line]
-                last = next((event["place"] for event in reversed(rank.journal) if event["place"]), "")
-                # What ends a rank from outside may leave no stack.
-                shown = "\n".join(lines).strip("\n") or (
-                    f"  It was last seen at {last}." if last else "  It has no stack."
-                )
+                shown = "\n".join(lines).strip("\n") or "  It has no stack."
                 found.append(f"Rank {rank.rank} waited or hung in step {step}:\n{shown}")
             elif rank.code is not None and not rank.events:
                 how = f"was killed by signal {-rank.code}" if rank.code < 0 else f"exited with code {rank.code}"

@@ -128,17 +128,7 @@ def target_name(target: Any) -> str:
     if target is None or isinstance(target, str):
         return target or ""
     module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
-    if not module or not name or "<locals>" in name:
-        raise InputError(f"{target!r} must be a class or a function at the top level of a module.")
-    if module == "__main__":
-        import __main__
-
-        path = getattr(__main__, "__file__", None)
-        if path is None:
-            raise InputError(
-                f"{name} is defined in a notebook or an interactive session, but new processes import it: write it to "
-                f"a file, and name it as path/to/file.py:{name}."
-            )
-        return f"{path}:{name}"
-    path = getattr(sys.modules[module], "__file__", None)
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if not name or "<locals>" in name or (module == "__main__" and not path):
+        raise InputError(f"{target!r} must be a class or a function at the top level of a module, in a file.")
     return f"{path}:{name}" if path and "." not in module else f"{module}:{name}"

@@ -9,33 +9,29 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeAlias
 
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Loop = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_RANK = re.compile(
+    r"rank|gpu|device|(?<![a-z])main|master|primary|chief|leader|is_root|writer|coordinator"
+    r"|(is|process|global|world|local)_?zero|proc(ess)?_?(id|index)"
+)
 
 
 @dataclass(frozen=True)
 class Likely:
-    """A place in the source that looks like a fault.
-
-    Attributes:
-        node: The place.
-        message: What is read there, in one sentence.
-    """
+    """A place in the source that looks like a fault, and what is read there, in one sentence."""
 
     node: ast.expr | ast.stmt
     message: str
 
 
 class Program:
-    """All files of the programs that a file belongs to: what imports it, and what these import.
-
-    Attributes:
-        files: The files.
-    """
+    """All files of the programs that a file belongs to: what imports it, and what these import."""
 
     def __init__(self, files: Sequence[SourceFile]) -> None:
         self.files = files
@@ -66,13 +62,7 @@ class Program:
 
 @dataclass(eq=False)
 class SourceFile:
-    """A file that was parsed.
-
-    Attributes:
-        path: Where it is.
-        text: Its source.
-        program: The programs that it belongs to.
-    """
+    """A file with its source, and the programs that it belongs to."""
 
     path: Path
     text: str
@@ -137,7 +127,8 @@ class SourceFile:
     def called(self, *names: str, within: ast.AST | None = None) -> list[ast.Call]:
         """Returns the calls of functions whose last names are these, in the order of the text."""
         found = [call for name in names if f"{name}(" in self.text for call in self._calls.get(name, ())]
-        return sorted((call for call in found if within is None or self.contains(within, call)), key=_position)
+        inside = (call for call in found if within is None or self.contains(within, call))
+        return sorted(inside, key=lambda call: (call.lineno, call.col_offset))
 
     def name(self, node: ast.AST) -> str:
         """Returns the full name of an expression, with aliases resolved: `torch.nn.functional.dropout`."""
@@ -166,23 +157,14 @@ class SourceFile:
 
     def loops(self, node: ast.AST) -> list[ast.AST]:
         """Returns the loops of its own function that contain a node, the innermost first."""
-        scope, found = self.scope(node), list[ast.AST]()
-        for one in self.above(node):
-            if one is scope:
-                break
-            found += [one] if isinstance(one, Loop) else []
-        return found
+        inside = takewhile(lambda one: not isinstance(one, _FUNCTIONS), self.above(node))
+        return [one for one in inside if isinstance(one, Loop)]
 
     def assigned(self, node: ast.expr) -> list[tuple[ast.stmt, ast.expr]]:
         """Returns the statements that assign a variable or `self.name` where it is used, and the values."""
-        text = dotted(node)
+        text = ast.unparse(node)
         places = [self.class_of(node)] if text.startswith("self.") else [self.scope(node), self.tree]
         return next((found for place in places if place and (found := self._values.get((place, text)))), [])
-
-    def made_by(self, node: ast.expr) -> set[str]:
-        """Returns the full names of the functions whose results a variable holds."""
-        values = [value for _, value in self.assigned(node)]
-        return {self.name(value.func) for value in values if isinstance(value, ast.Call)}
 
     def reached(self, node: ast.AST) -> list[ast.AST]:
         """Returns a node, and the functions of its programs that it may call, recognized by their names."""
@@ -196,11 +178,9 @@ class SourceFile:
 
     def excluded(self, one: ast.AST, other: ast.AST) -> bool:
         """Returns whether two nodes are in different branches of a condition."""
-        for block in (block for block in self.above(one) if isinstance(block, ast.If)):
-            if any(self.contains(part, other) for part in block.body + block.orelse):
-                first, second = (any(self.contains(part, n) for part in block.body) for n in (one, other))
-                return first != second
-        return False
+        blocks = [block for block in self.above(one) if isinstance(block, ast.If) and self.contains(block, other)]
+        inside = ([any(self.contains(part, n) for part in block.body) for n in (one, other)] for block in blocks)
+        return any(first != second for first, second in inside)
 
     def without_gradients(self, node: ast.AST) -> bool:
         """Returns whether a node is under `torch.no_grad()` or the like."""
@@ -230,16 +210,14 @@ def last(function: ast.AST) -> str:
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
-def dotted(node: ast.expr) -> str:
-    """Returns the text of an expression, such as `self.model`; quickly for what is only names."""
-    if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value)}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ast.unparse(node)
-
-
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """Returns the value of an argument that a call names; `**` may have any name."""
     return next((one.value for one in call.keywords if one.arg in {name, None}), None)
+
+
+def names_rank(node: ast.expr) -> bool:
+    """Returns whether an expression asks for the rank, as `rank == 0 and ...` does."""
+    return bool(_RANK.search(ast.unparse(node).lower()))
 
 
 def names_in(nodes: Iterable[ast.AST]) -> set[str]:
@@ -252,10 +230,6 @@ def names_in(nodes: Iterable[ast.AST]) -> set[str]:
     }
 
 
-def _position(node: ast.expr) -> tuple[int, int]:
-    return node.lineno, node.col_offset
-
-
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     """Yields the names that an assignment sets, with their values."""
     if isinstance(target, ast.Tuple | ast.List):
@@ -263,4 +237,4 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         for number, one in enumerate(target.elts):
             yield from _pairs(one, values[number] if len(values) == len(target.elts) else value)
     else:
-        yield dotted(target), value
+        yield ast.unparse(target), value
