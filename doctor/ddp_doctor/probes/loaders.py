@@ -21,7 +21,15 @@ from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder, agreed, caller, number_of, sample_digests, user_frames
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_indices, without_modes
+from ddp_doctor.torch_internals import (
+    drain,
+    graph_nodes,
+    index_lists,
+    tree_leaves,
+    tree_map,
+    watch_indices,
+    without_modes,
+)
 
 # Batches of an epoch without an optimizer step, for each step that is wanted.
 _MOST_MICRO_BATCHES = 16
@@ -48,15 +56,12 @@ class ShortEpoch(Iterator[Any]):
         probe.iterations[self.loader] = self.iteration + 1
         self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
         self.first_steps = 0
-        self.indices = LoaderIndices(iterator)
-        self.dataset, self.collate = loader.dataset, None if loader.batch_sampler is None else loader.collate_fn
+        self.lists, self.source = index_lists(iterator), loader
         probe.own.find()
         self.template: Any = None
-        # Backward passes before its first batch.
-        self.begun = -1
         self.event = recorder.add(
             "epoch",
-            **describe_loader(loader, self.indices.is_iterable),
+            **describe_loader(loader),
             base=probe.samples.datasets.number(loader.dataset),
             loader=self.loader,
             iteration=self.iteration,
@@ -65,9 +70,6 @@ class ShortEpoch(Iterator[Any]):
             predicts=recorder.predicts,
             worker_generators=[],
         )
-
-    def __iter__(self) -> ShortEpoch:
-        return self
 
     def _is_endless(self) -> bool:
         """Returns whether the program begins the loader again wherever it ends, as `while True: yield from loader`."""
@@ -95,8 +97,6 @@ class ShortEpoch(Iterator[Any]):
             probe.shortened = True
             self._stop()
             raise StopIteration
-        if self.yielded == 0:
-            self.begun = probe.recorder.backwards
         if self.event["gradients"]:
             probe.samples.seed_ranks()
         states, own = generators(), probe.own.states()
@@ -127,20 +127,19 @@ class ShortEpoch(Iterator[Any]):
 
     def _collated(self, indices: list[int]) -> Any:
         """Returns a batch with these indices of the data set; None if the loader makes none of indices."""
-        if self.collate is None or self.indices.is_iterable:
+        if self.source.batch_sampler is None or self.event["iterable"]:
             return None
-        return _double(self.collate([self.dataset[index] for index in indices]), self.probe.spec)
+        return _double(self.source.collate_fn([self.source.dataset[index] for index in indices]), self.probe.spec)
 
     def _see_training(self) -> None:
         probe = self.probe
         if self.event["gradients"] and not self.event["trains"] and probe.recorder.backwards > self.backwards_before:
             self.event["trains"] = True
             # Two loaders of one loop, such as those of a GAN, have one epoch.
-            known = [
-                other.event["epoch"] for other in probe.open if other.begun == self.begun and "epoch" in other.event
-            ]
-            self.event["epoch"] = known[0] if known else probe.training_epochs
-            probe.training_epochs += not known
+            others = (other for other in probe.open if other.backwards_before == self.backwards_before)
+            known = next((other.event["epoch"] for other in others if "epoch" in other.event), None)
+            self.event["epoch"] = probe.training_epochs if known is None else known
+            probe.training_epochs += known is None
 
     def _see_steps(self) -> None:
         """Learns from the first two batches whether each of them has the same number of optimizer steps."""
@@ -169,7 +168,7 @@ class ShortEpoch(Iterator[Any]):
             # The step before the program trains on.
             return False
         # A stream may have no end.
-        many = self.yielded >= _MOST_OF_STREAM and self.indices.is_iterable
+        many = self.yielded >= _MOST_OF_STREAM and self.event["iterable"]
         if spec.whole_epochs and spec.purpose == "train" and not many:
             return False
         late = self.probe.training_epochs > self.probe.epochs
@@ -189,20 +188,18 @@ class ShortEpoch(Iterator[Any]):
             return False
         if late:
             return self.yielded >= 1
-        return (
-            sum(len(part) for part in self.indices.lists[: self.yielded]) >= spec.samples
-            or self.yielded >= spec.samples
-        )
+        return self.yielded >= spec.samples or sum(map(len, self.lists[: self.yielded])) >= spec.samples
 
     def _record(self, batch: Any, states: dict[str, str]) -> dict[str, Any]:
         probe, recorder = self.probe, self.probe.recorder
         leaves = tree_leaves(batch)
         trains = self.event["gradients"]
+        indices = self.lists[self.yielded] if self.yielded < len(self.lists) else []
         event = {
             "loader": self.loader,
             "iteration": self.iteration,
             "number": self.yielded,
-            "indices": base_indices(self.dataset, self.indices.of_batch(self.yielded)),
+            "indices": base_indices(self.source.dataset, indices),
             "size": next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim), 0),
             "drawn": 0,
             "trains": trains,
@@ -219,7 +216,7 @@ class ShortEpoch(Iterator[Any]):
                     recorder.keep(f"batch/{name}/{place}", leaf)
             with suppress(TypeError, ValueError, RuntimeError):
                 # An index may be anything.
-                recorder.keep(f"indices/{name}", torch.tensor(self.indices.of_batch(self.yielded), dtype=torch.long))
+                recorder.keep(f"indices/{name}", torch.tensor(indices, dtype=torch.long))
         return recorder.add("batch", **event)
 
     def _stop(self) -> None:
@@ -234,13 +231,13 @@ class ShortEpoch(Iterator[Any]):
             return
         probe.open.remove(self)
         self._see_training()
-        self.event["drained"] = self.event["complete"] or (not self._is_dear() and self.indices.drain())
-        positions = list(itertools.chain(*self.indices.lists))
-        self.event["indices"] = base_indices(self.dataset, positions)
+        self.event["drained"] = self.event["complete"] or self._drain()
+        positions = list(itertools.chain(*self.lists))
+        self.event["indices"] = base_indices(self.source.dataset, positions)
         # In the data set of the loader: a Subset may have another order.
         self.event["ascending"] = positions == sorted(set(positions))
         self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
-        self.event["sizes"] = [len(part) for part in self.indices.lists]
+        self.event["sizes"] = list(map(len, self.lists))
         if self.event["trains"] and probe.is_alone(soon=True):
             return
         numbers = probe.spec.purpose == "numbers" and not probe.recorder.later
@@ -251,11 +248,12 @@ class ShortEpoch(Iterator[Any]):
         elif done or probe.is_last(trains=self.event["trains"]):
             probe.finish()
 
-    def _is_dear(self) -> bool:
-        """Returns whether the rest of this order takes long to record, and says no more than that of other epochs."""
-        spec = self.probe.spec
-        later = self.probe.training_epochs > self.probe.epochs or self.iteration >= self.probe.epochs
-        return (later or spec.purpose == "numbers") and (self.event["samples"] or 0) > _LARGE
+    def _drain(self) -> bool:
+        """Takes the rest of the order, of large data sets in the first epochs alone; returns whether it ended."""
+        probe, spec = self.probe, self.probe.spec
+        is_first = spec.purpose != "numbers" and max(probe.training_epochs, self.iteration + 1) <= probe.epochs
+        is_small = (self.event["samples"] or 0) <= _LARGE
+        return not self.event["iterable"] and (is_first or is_small) and drain(self.iterator)
 
 
 def _double(batch: Any, spec: Spec) -> Any:

@@ -171,9 +171,9 @@ class SampleProbe:
         return self.recorder.folder / f"worker{self.recorder.rank}-{loader}-{iteration}"
 
 
-def describe_loader(loader: Any, is_iterable: bool) -> dict[str, Any]:
+def describe_loader(loader: Any) -> dict[str, Any]:
     """Returns what is known of an epoch of a loader when it begins."""
-    dataset = loader.dataset
+    dataset, is_iterable = loader.dataset, isinstance(loader.dataset, IterableDataset)
     replicas = max((_replicas(owner) for owner in _owners(loader)), default=0)
     return {
         "sampler": None if is_iterable else type(loader.sampler).__name__,
