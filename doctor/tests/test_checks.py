@@ -653,26 +653,28 @@ def loads(matched: int, *keys: str) -> Event:
     )
 
 
-AVERAGE = {"copies": [{"id": "1", "name": "dict", "digests": ["average"]}]}
+def copies(*digests: str, key: int = 1) -> dict[str, Any]:
+    return {"copies": {key: ("dict", digests)}}
+
+
+SURVEYS = [event("state", number, **copies(f"average {number}")) for number in range(4)]
 
 
 def restarted(rate: float = 0.0125, **changes: Any) -> Evidence:
     """Returns a program that saves an average after step 3, and is started again with a rate and changes."""
     saved = event("saved", 3, optimizers=1, stateful=1, file="last.pt")
-    saved |= {"tensors": ["w", "average"], "weights": ["w"], "states": ["moments"], **AVERAGE}
-    surveys = [event("copies", number, digests={"1": f"average {number}"}) for number in range(4)]
+    saved |= {"tensors": ["w", "average"], "weights": ["w"], "states": ["moments"], **copies("average")}
     steps = [step(number, lr=[0.1 * 0.5**number]) for number in range(5)]
-    begun: Event = {"weights": ["w"], "states": ["moments"], "copies": {"7": ["average"]}, **changes}
-    continued = [event("continued", **begun), event("continued", 1, **begun | {"copies": {"7": ["later"]}})]
+    begun: Event = {"weights": ["w"], "states": ["moments"], **copies("average", key=7), **changes}
+    continued = [event("state", **begun), event("state", 1, **begun | copies("later", key=7))]
     runs = {"interrupted": both(END), "started again": both(*continued, step(lr=[rate]), END)}
-    return evidence(ranks=both(*surveys, *steps, saved, END), runs=runs)
+    return evidence(ranks=both(*SURVEYS, *steps, saved, END), runs=runs)
 
 
 def saving(**changes: Any) -> Evidence:
     """Returns a program that saves, and is not started again."""
-    saved = event("saved", 3, optimizers=1, stateful=1, file="last.pt", tensors=["w"], weights=["w"], copies=[])
-    surveys = [event("copies", number, digests={"1": f"average {number}"}) for number in range(4)]
-    return evidence(ranks=both(*surveys, step(), step(1), saved | changes, END))
+    saved = event("saved", 3, optimizers=1, stateful=1, file="last.pt", tensors=["w"], weights=["w"], copies={})
+    return evidence(ranks=both(*SURVEYS, step(), step(1), saved | changes, END))
 
 
 ROWS["LD026"] = [
@@ -681,7 +683,7 @@ ROWS["LD026"] = [
     ("no state is loaded", "not reached", two()),
 ]
 ROWS["LD025"] = [
-    ("an average is not in the checkpoint", "fault", saving(**AVERAGE)),
+    ("an average is not in the checkpoint", "fault", saving(**copies("average"))),
     ("all is restored", NOTHING, restarted()),
     ("the rate begins again", "fault", restarted(0.1)),
     ("the program does not resume", "cannot tell", restarted(weights=["initial"])),

@@ -148,7 +148,7 @@ class Probes:
         if error:
             recorder.add("error", **error)
         else:
-            self.loaders.samples.datasets.call()
+            self.loaders.samples.call_datasets()
         recorder.add(
             "end",
             reached_end=reached_end,

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from ddp_doctor.probes.draws import DrawProbe
 from ddp_doctor.probes.generators import OwnGenerators, drawn, generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches
-from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader
+from ddp_doctor.probes.samples import SampleProbe, base_indices, below_subsets, describe_loader
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder, agreed, caller, number_of, sample_digests, user_frames
 from ddp_doctor.records.spec import Spec
@@ -62,7 +62,7 @@ class ShortEpoch(Iterator[Any]):
         self.event = recorder.add(
             "epoch",
             **describe_loader(loader),
-            base=probe.samples.datasets.number(loader.dataset),
+            base=number_of(below_subsets(loader.dataset), probe.samples.datasets),
             loader=self.loader,
             iteration=self.iteration,
             by=caller(),
@@ -347,7 +347,7 @@ class LoaderProbe:
         self._loaders.clear()
         self.iterations.clear()
         self.generators.clear()
-        self.samples.datasets.found.clear()
+        self.samples.datasets.clear()
         self.training_epochs = 0
 
     def number(self, loader: Any) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from ddp_doctor.probes.generators import OwnGenerators, drawn, generators, seed_unseen
-from ddp_doctor.records.recorder import Recorder, digest, number_of
+from ddp_doctor.records.recorder import Recorder, digest
 from ddp_doctor.records.spec import OWN, Spec
 from ddp_doctor.torch_internals import tree_leaves, tree_map
 
@@ -23,28 +23,27 @@ _MOST_CALLS = 64
 _MOST_SECONDS = 1.0
 # The values of a data set that are recorded: those of all samples, and the first ones of each of their leaves.
 _MOST_ROWS, _MOST_VALUES = 8192, 16
+# Data sets around a Subset, such as one that augments its samples.
+_MOST_LAYERS = 4
 
 
-class Datasets:
-    """Calls the data sets that the loaders of a program have.
+class SampleProbe:
+    """Observes data sets and the seeds of workers, and applies interventions on the order of the samples.
 
     Attributes:
-        found: The data sets below all Subsets, in the order of first use.
+        datasets: The data sets below all Subsets, in the order of first use.
     """
 
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec
-        self.found: list[Any] = []
+        self.datasets: list[Any] = []
+        self._seeded = False
 
-    def number(self, dataset: Any) -> int:
-        """Returns the number of the data set below all Subsets, in the order of first use."""
-        return number_of(below_subsets(dataset), self.found)
-
-    def call(self) -> None:
+    def call_datasets(self) -> None:
         """Calls the data sets directly at the end: which sample an index means, and whether it is random."""
         if self.spec.purpose != "train" or self.spec.interventions:
             return
-        for number, dataset in enumerate(self.found):
+        for number, dataset in enumerate(self.datasets):
             # A data set of the user may raise anything.
             with suppress(Exception):
                 self._call(number, dataset)
@@ -93,39 +92,6 @@ class Datasets:
                 return
         self.recorder.add("rows", base=number, dataset=type(dataset).__name__, rows=rows)
 
-
-def below_subsets(dataset: Any) -> Any:
-    """Returns the data set below all Subsets."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return dataset
-
-
-def _leaf_digest(leaf: Any) -> str:
-    content = getattr(leaf, "tobytes", None)
-    return digest(leaf) if isinstance(leaf, torch.Tensor) or content is None else digest(str(content()))
-
-
-def _values(leaf: Any) -> list[int] | list[float]:
-    """Returns the first values of a tensor, an array or a number; nothing of what is no number."""
-    with suppress(TypeError, ValueError, RuntimeError):
-        found = torch.as_tensor(leaf).flatten()[:_MOST_VALUES]
-        return [] if found.is_complex() else found.tolist()
-    return []
-
-
-# Data sets around a Subset, such as one that augments its samples.
-_MOST_LAYERS = 4
-
-
-class SampleProbe:
-    """Observes data sets and the seeds of workers, and applies interventions on the order of the samples."""
-
-    def __init__(self, recorder: Recorder, spec: Spec) -> None:
-        self.recorder, self.spec = recorder, spec
-        self.datasets = Datasets(recorder, spec)
-        self._seeded = False
-
     def prepare(self, loader: Any, number: int, iteration: int, epoch: int) -> None:
         """Applies the interventions to a loader before an epoch, and observes its workers."""
         if self.spec.interventions.get("set_epoch"):
@@ -169,6 +135,26 @@ class SampleProbe:
 
     def _file(self, loader: int, iteration: int) -> Path:
         return self.recorder.folder / f"worker{self.recorder.rank}-{loader}-{iteration}"
+
+
+def below_subsets(dataset: Any) -> Any:
+    """Returns the data set below all Subsets."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
+def _leaf_digest(leaf: Any) -> str:
+    content = getattr(leaf, "tobytes", None)
+    return digest(leaf) if isinstance(leaf, torch.Tensor) or content is None else digest(str(content()))
+
+
+def _values(leaf: Any) -> list[int] | list[float]:
+    """Returns the first values of a tensor, an array or a number; nothing of what is no number."""
+    with suppress(TypeError, ValueError, RuntimeError):
+        found = torch.as_tensor(leaf).flatten()[:_MOST_VALUES]
+        return [] if found.is_complex() else found.tolist()
+    return []
 
 
 def describe_loader(loader: Any) -> dict[str, Any]:
