@@ -86,8 +86,8 @@ class CallProbe:
         before(GradScaler, "step", lambda scaler, *_, **__: self.recorder.add("scaler_step"))
         before(GradScaler, "scale", lambda scaler, *_: self.recorder.add("scale", scale=scaler.get_scale()))
         wrap(DistributedDataParallel, "register_comm_hook", self._on_register)
-        for averager in (PeriodicModelAverager, HierarchicalModelAverager):
-            before(averager, "average_parameters", self._on_average)
+        for kind in (PeriodicModelAverager, HierarchicalModelAverager):
+            before(kind, "average_parameters", lambda own, *_: self.recorder.add("average", name=type(own).__name__))
         remote.watch(lambda address: self.recorder.add("remote", address=address))
 
     def _on_collective(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +103,8 @@ class CallProbe:
             # its second collective in whichever thread the first one ends: that of the backward pass, or another one.
             of_hook = self.recorder.has_hooks and in_backward()
             aside = threading.current_thread() is not threading.main_thread() or of_hook
-            group = aside or any(_is_subgroup(value) for value in [*args, *kwargs.values()])
+            groups = [value for value in [*args, *kwargs.values()] if isinstance(value, dist.ProcessGroup)]
+            group = aside or any(group.size() < dist.get_world_size() for group in groups)
             size = tensors[0].numel() if tensors else 0
             values = {"op": original.__name__, "subgroup": group, "size": size, "direct": is_called_by_user()}
             event = self.recorder.add("collective", value=None, **values)
@@ -122,18 +123,13 @@ class CallProbe:
 
     def after_step(self, parameters: Iterable[torch.Tensor]) -> None:
         """Records the collectives on gradients, and those of earlier steps, that an optimizer step did not wait for."""
-        if not self._begun:
-            return
         gradients = {parameter.grad.data_ptr() for parameter in parameters if parameter.grad is not None}
-        left = []
-        for begun in self._begun:
+        for begun in list(self._begun):
             _, event, results = begun
             # The results of one step may be waited for in the next.
             if results & gradients or event["step"] < self.recorder.step - 2:
                 self.recorder.add("not_waited", op=event["op"], of=event["place"])
-            else:
-                left.append(begun)
-        self._begun = left
+                self._begun.remove(begun)
 
     def _on_init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         backend = args[0] if args else kwargs.pop("backend", None)
@@ -175,9 +171,6 @@ class CallProbe:
         # Its sixth argument.
         self.recorder.add("scaler", enabled=bool(args[5] if len(args) > 5 else kwargs.get("enabled", True)))
 
-    def _on_average(self, averager: Any, *args: Any, **kwargs: Any) -> None:
-        self.recorder.add("average", name=type(averager).__name__)
-
     def _on_register(
         self, original: Callable[..., Any], ddp: Any, state: Any, hook: Callable[..., Any], **kwargs: Any
     ) -> Any:
@@ -206,8 +199,3 @@ class CallProbe:
             return hook(state, bucket).then(keep)
 
         return original(ddp, state, observed)
-
-
-def _is_subgroup(value: Any) -> bool:
-    """Returns whether a value is a process group of some ranks."""
-    return isinstance(value, dist.ProcessGroup) and value.size() < dist.get_world_size()

@@ -16,15 +16,10 @@ from ddp_doctor.torch_internals import DispatchMode, in_backward, tree_leaves
 if TYPE_CHECKING:
     from ddp_doctor.probes.micro_batches import RankBatches
 
-_MOST_DRAWS = 50
 # These operators take the shape of a tensor, not its values.
 _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full")
 _DROPS = ("dropout", "rrelu", "scaled_dot_product", "lstm", "gru", "rnn_")
 _RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
-# Dropouts in evaluation that are recorded.
-_MOST_EVENTS = 8
-# A draw that is followed.
-Followed = dict[str, Any]
 
 
 class DrawFlow:
@@ -38,9 +33,9 @@ class DrawFlow:
             whether it drops values, and the user's place.
     """
 
-    def __init__(self, recorder: Recorder | None = None) -> None:
-        self.draws: list[Followed] = []
-        self._recorder, self._left, self._follows = recorder, _MOST_EVENTS, True
+    def __init__(self, recorder: Recorder) -> None:
+        self.draws: list[dict[str, Any]] = []
+        self._recorder, self._follows = recorder, True
         self._mask: tuple[torch.Tensor, float] | None = None
         # What a tensor is, by its identity: "data", "activation", or the draws that are in it.
         self._known: Any = WeakIdKeyDictionary()
@@ -55,8 +50,7 @@ class DrawFlow:
 
     def see(self, schema: Any, args: Any, kwargs: Any, outputs: Iterable[torch.Tensor], drew: bool) -> None:
         """Takes an operator that was run, and may have drawn globally; records dropout in evaluation."""
-        if self._recorder and self._left and not torch.is_grad_enabled() and (rate := self._rate(schema, args, kwargs)):
-            self._left -= 1
+        if not torch.is_grad_enabled() and (rate := self._rate(schema, args, kwargs)):
             self._recorder.add("dropout", rate=rate)
         if not self._follows or in_backward():
             return
@@ -75,7 +69,7 @@ class DrawFlow:
         if name == "aten::div_" and sources and sources[0]["op"] == "bernoulli_":
             # Dropout that is made of a mask, divided by the share that is kept.
             sources[0] |= {"into": "model", "drops": True}
-        if drew and len(self.draws) < _MOST_DRAWS:
+        if drew:
             drops = any(part in name for part in _DROPS)
             draw = {
                 "drops": drops,
@@ -90,10 +84,6 @@ class DrawFlow:
         if kind := "activation" if is_activation else sources or ("data" if data else None):
             for out in outputs:
                 self._known[out] = kind
-
-    def found(self) -> list[Followed]:
-        """Returns the draws of more than one value, which differ between samples."""
-        return [draw for draw in self.draws if draw["values"] > 1]
 
     def _rate(self, schema: Any, args: Any, kwargs: Any) -> float:
         mask, self._mask = self._mask, None
@@ -262,7 +252,9 @@ class DrawProbe:
         values = values_drawn(self._hidden, states_of_global())
         batch["hidden"] = {name: number for name, number in values.items() if number}
         batch["own_step"] = drawn(self._own, self.own.states())
-        batch["flows"] = self.tape.flow.found() if self.tape.flow else []
+        # One value for a batch does not differ between its samples.
+        flows = self.tape.flow.draws if self.tape.flow else []
+        batch["flows"] = [draw for draw in flows if draw["values"] > 1]
         hidden = [*batch["hidden"], *([OWN] if batch["own_step"] else [])]
         self.recorder.add("drew", hidden=" and ".join(hidden))
         draws, self.tape.draws = self.tape.draws, []

@@ -89,7 +89,7 @@ class ShortEpoch(Iterator[Any]):
         probe.draws.leave()
         self._see_training()
         self._see_steps()
-        feeds = bool(probe.feed and probe.feed.trains(self.loader, self.iteration))
+        feeds = bool(probe.feed and probe.feed.has(self.loader, self.iteration, 0))
         takes_turns = bool(probe.micro and probe.micro.plan) and bool(self.event["gradients"])
         missing = probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)
         self._go_on()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import isclose
@@ -37,26 +38,9 @@ class RankBatches:
     """
 
     def __init__(self, folder: Path, world_size: int, *, reverse: bool = False) -> None:
-        loaded = _records(folder, world_size)
-        self.tensors: list[dict[str, torch.Tensor]] = [part["tensors"] for part in loaded]
+        self.tensors: list[dict[str, torch.Tensor]] = [part["tensors"] for part in _records(folder, world_size)]
         self.failures: list[str] = []
         self.reverse = reverse
-        epochs = [event for event in loaded[0]["events"] if event["kind"] == "epoch" and event["trains"]]
-        self._training = {(event["loader"], event["iteration"]) for event in epochs}
-        self._draws: dict[tuple[int, str], list[Draw]] = {}
-        for rank, tensors in enumerate(self.tensors):
-            for name, tensor in tensors.items():
-                if name.startswith("draw/"):
-                    key, operator = "/".join(name.split("/")[:4]), name.split("/", 6)[6]
-                    number = int(name.split("/")[4])
-                    draws = self._draws.setdefault((rank, key), [])
-                    if number == len(draws):
-                        draws.append(Draw(operator, []))
-                    draws[number].outputs.append(tensor)
-
-    def trains(self, loader: int, iteration: int) -> bool:
-        """Returns whether the ranks trained in this iteration of a loader."""
-        return (loader, iteration) in self._training
 
     def has(self, loader: int, iteration: int, number: int) -> bool:
         """Returns whether all ranks had this batch."""
@@ -73,25 +57,25 @@ class RankBatches:
         name = f"{loader}/{iteration}/{number}"
         if self._have_other_shapes(name) and (found := self._collated(name, collate)) is not None:
             return found
-        places = iter(range(1_000_000))
+        places = itertools.count()
 
         def join(leaf: Any) -> Any:
             place = next(places)
             if not isinstance(leaf, torch.Tensor):
                 if not isinstance(leaf, int | float | bool | type(None)):
-                    self._fail(f"it contains values of the type {type(leaf).__name__}, not only tensors")
+                    self.failures.append(f"it contains values of the type {type(leaf).__name__}, not only tensors")
                 return leaf
             key = f"batch/{name}/{place}"
             parts = [tensors[key] for tensors in self.tensors if key in tensors]
             if len(parts) != len(self.tensors) or any(part.ndim != leaf.ndim for part in parts):
-                self._fail("its structure differs between the ranks and one process")
+                self.failures.append("its structure differs between the ranks and one process")
                 return leaf
             if not leaf.ndim:
                 if not all(torch.equal(part, parts[0]) for part in parts):
-                    self._fail("it contains a number per batch, which differs between the ranks")
+                    self.failures.append("it contains a number per batch, which differs between the ranks")
                 return parts[0]
             if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
-                self._fail("the shapes of the ranks differ, as after padding to the longest sample")
+                self.failures.append("the shapes of the ranks differ, as after padding to the longest sample")
                 return leaf
             return torch.cat(parts).flip(0) if self.reverse else torch.cat(parts)
 
@@ -119,12 +103,14 @@ class RankBatches:
 
     def draws(self, loader: int, iteration: int, number: int) -> list[list[Draw]]:
         """Returns the draws of each rank in the step after a batch."""
-        key = f"draw/{loader}/{iteration}/{number}"
-        return [self._draws.get((rank, key), []) for rank in range(len(self.tensors))]
-
-    def _fail(self, why: str) -> None:
-        if why not in self.failures:
-            self.failures.append(why)
+        prefix, found = f"draw/{loader}/{iteration}/{number}/", []
+        for tensors in self.tensors:
+            own: dict[str, Draw] = {}
+            for name in (name for name in tensors if name.startswith(prefix)):
+                place, _, operator = name.removeprefix(prefix).split("/", 2)
+                own.setdefault(place, Draw(operator, [])).outputs.append(tensors[name])
+            found.append(list(own.values()))
+        return found
 
 
 # Tensors of more values, such as a table that the loss looks up, are not data of a batch.
@@ -149,32 +135,24 @@ class Turn(NamedTuple):
     number: int
 
 
-def turns(steps: Sequence[Sequence[int]], optimizers: Sequence[int]) -> list[Turn]:
-    """Returns the order in which one process gets the micro-batches of the ranks.
+def plan_of(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[Turn]:
+    """Returns the order in which one process gets the micro-batches of ranks with these events.
 
-    Args:
-        steps: For each rank, the step that each of its micro-batches belongs to.
-        optimizers: The optimizer of each step; several take turns in the same order.
+    Several optimizers take turns in the same order.
     """
+    optimizers = [event["optimizer"] for event in ranks[0] if event["kind"] == "step"]
     count, period = len(optimizers), 1
     while period < count and any(optimizers[place] != optimizers[place % period] for place in range(count)):
         period += 1
     found = []
     for begin in range(0, count - count % period, period):
-        part = range(begin, begin + period)
-        for rank, of_rank in enumerate(steps):
-            found += [Turn(step, rank, number) for number, step in enumerate(of_rank) if step in part]
+        for rank, events in enumerate(ranks):
+            passes = enumerate(event["step"] for event in events if event["kind"] == "backward")
+            found += [Turn(step, rank, number) for number, step in passes if begin <= step < begin + period]
     return found
 
 
-def plan_of(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[Turn]:
-    """Returns the turns of one process that gets the micro-batches of ranks with these events."""
-    optimizers = [event["optimizer"] for event in ranks[0] if event["kind"] == "step"]
-    passes = [[event["step"] for event in events if event["kind"] == "backward"] for events in ranks]
-    return turns(passes, optimizers)
-
-
-class MicroBatchProbe:
+class MicroBatchProbe(TorchFunctionMode):
     """Records the inputs of each micro-batch, or replaces them by those of the ranks.
 
     A micro-batch ends with a backward pass. One process gets those of all ranks one after another, whatever it has
@@ -188,6 +166,7 @@ class MicroBatchProbe:
     """
 
     def __init__(self, recorder: Recorder, steps: StepProbe) -> None:
+        super().__init__()
         self.recorder, self.steps = recorder, steps
         self.plan: list[Turn] = []
         self.ranks: Sequence[dict[str, torch.Tensor]] = ()
@@ -195,7 +174,6 @@ class MicroBatchProbe:
         self._number = 0
         self._counts: dict[str, int] = {}
         self._began = False
-        self._weights_of: Turn | None = None
         # The number of tokens that the model was given, and that of one process.
         self._count: tuple[torch.Tensor, float] | None = None
 
@@ -209,7 +187,7 @@ class MicroBatchProbe:
         """Installs the probe in this thread."""
         self.steps.backward_ended = self._end
         self._at("start")
-        _FunctionInputs(self).__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     @property
     def turn(self) -> Turn | None:
@@ -226,27 +204,38 @@ class MicroBatchProbe:
         """Returns the arguments of a call of the model."""
         if not torch.is_grad_enabled() or in_backward():
             return args, kwargs
-        self._begin()
+        if not self._began:
+            self._began = True
+            self._at("model")
+            self._set_weights()
         given_args, given = self._inputs(f"model {name}", args, kwargs)
         if isinstance(kwargs.get(_COUNT), torch.Tensor):
             self._count = given[_COUNT], float(kwargs[_COUNT])
         return given_args, given
 
-    def see(self, args: Any, kwargs: Any) -> None:
-        """Records that a model of transformers divides its loss by the number that it was given; others ignore it."""
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs a function; one that combines outputs of the model with other tensors gets those of a rank."""
+        kwargs = kwargs or {}
         if self._count and any(value is self._count[0] for value in (*args, *kwargs.values())):
+            # A model of transformers divides its loss by the number that it was given; others ignore it.
             (given, own), self._count = self._count, None
             self._compare_numbers("div", own, float(given))
-
-    def function_inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Returns the arguments of a function of the model's outputs, such as a loss."""
-        return self._inputs(f"{_FUNCTION}{name}", args, kwargs)
+        # A collective has places for the tensors of all ranks, of which one process has its own alone.
+        is_collective = str(getattr(func, "__module__", "")).startswith("torch.distributed")
+        if is_collective or self.inside_model or not torch.is_grad_enabled() or in_backward():
+            return func(*args, **kwargs)
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if any(leaf.requires_grad and not leaf.is_leaf for leaf in leaves) and not all(
+            leaf.requires_grad for leaf in leaves
+        ):
+            args, kwargs = self._inputs(f"{_FUNCTION}{getattr(func, '__name__', '')}", args, kwargs)
+        return func(*args, **kwargs)
 
     def _inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         if count > _MOST_INPUTS:
             return args, kwargs
-        place, turn = iter(range(1_000_000)), self.turn
+        place, turn = itertools.count(), self.turn
 
         def take(leaf: torch.Tensor) -> torch.Tensor:
             key = f"input/{{}}/{name}/{count}/{next(place)}"
@@ -269,13 +258,6 @@ class MicroBatchProbe:
         if self.turn and not isclose(own, given, rel_tol=1e-6):
             self.recorder.add("number", function=name, own=own, given=given, turn=list(self.turn))
 
-    def _begin(self) -> None:
-        """Begins the calls of the model in this micro-batch."""
-        if not self._began:
-            self._began = True
-            self._at("model")
-            self._set_weights()
-
     def _end(self) -> None:
         self._number += 1
         self._counts.clear()
@@ -284,11 +266,9 @@ class MicroBatchProbe:
 
     def _set_weights(self) -> None:
         """Gives this process the weights that the rank had in the step that comes."""
-        turn, known = self.turn, self._weights_of
-        if turn is None or (known and known[:2] == turn[:2]):
+        if self.turn is None:
             return
-        self._weights_of = turn
-        weights = weights_at(self.ranks[turn.rank], turn.step)
+        weights = weights_at(self.ranks[self.turn.rank], self.turn.step)
         with torch.no_grad():
             for key, parameter in self.steps.parameters().items():
                 if key in weights and weights[key].shape == parameter.shape:
@@ -308,29 +288,6 @@ class MicroBatchProbe:
                 if name.startswith(prefix)
             }
             set_global_states(found)
-
-
-class _FunctionInputs(TorchFunctionMode):
-    """Sees the functions that combine outputs of the model with other tensors."""
-
-    def __init__(self, probe: MicroBatchProbe) -> None:
-        super().__init__()
-        self.probe = probe
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs a function, with the inputs of a rank."""
-        kwargs = kwargs or {}
-        self.probe.see(args, kwargs)
-        # A collective has places for the tensors of all ranks, of which one process has its own alone.
-        is_collective = str(getattr(func, "__module__", "")).startswith("torch.distributed")
-        if is_collective or self.probe.inside_model or not torch.is_grad_enabled() or in_backward():
-            return func(*args, **kwargs)
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if any(leaf.requires_grad and not leaf.is_leaf for leaf in leaves) and not all(
-            leaf.requires_grad for leaf in leaves
-        ):
-            args, kwargs = self.probe.function_inputs(getattr(func, "__name__", ""), args, kwargs)
-        return func(*args, **kwargs)
 
 
 def weights_at(tensors: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:

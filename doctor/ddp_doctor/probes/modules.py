@@ -101,7 +101,7 @@ class ModuleProbe:
                 self.names.setdefault(id(part), name)
                 if isinstance(origin := getattr(part, "name_or_path", ""), str) and origin:
                     # A pretrained model of transformers, which loads its weights by itself.
-                    self._mark_loaded(part)
+                    self.steps.loaded |= {id(parameter): parameter for parameter in part.parameters()}
 
     def _on_train(self, module: nn.Module, mode: bool = True) -> None:
         if mode and is_called_near_user(1):
@@ -116,9 +116,7 @@ class ModuleProbe:
         self.steps.gradients.watch(module.parameters())
         self.recorder.active = True
         self.recorder.add("ddp", ignored=ignored_by_ddp(module))
-        result = original(wrapped, module, *args, **kwargs)
-        self._roots.append(wrapped)
-        return result
+        return original(wrapped, module, *args, **kwargs)
 
     def _widen(self, module: nn.Module) -> None:
         """Converts a module that was not created in 64 bits, as one whose weights were loaded, at its first call."""
@@ -240,12 +238,7 @@ class ModuleProbe:
             missing=sorted(wanted - given)[:20],
             unexpected=sorted(given - wanted)[:20],
         )
-        self._mark_loaded(module, given)
-
-    def _mark_loaded(self, module: nn.Module, names: Collection[str] | None = None) -> None:
-        self.steps.loaded |= {
-            id(parameter): parameter for name, parameter in module.named_parameters() if names is None or name in names
-        }
+        self.steps.loaded |= {id(value): value for name, value in module.named_parameters() if name in given}
 
 
 def _thinned(output: torch.Tensor) -> torch.Tensor:
