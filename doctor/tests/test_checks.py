@@ -166,13 +166,13 @@ ROWS["LD007"] = [
 
 def draws(into: str, own: bool = False) -> Evidence:
     """Returns ranks whose noise goes into the data or the model, from the generators of one rank unless `own`."""
-    noise = {"op": "randn_like", "values": 8, "drops": False, "place": "mine.py:9 in main", "into": into}
+    flows = [{"op": "randn_like", "place": "mine.py:9 in main"}] if into == "data" else []
     ranks = []
     for rank in (0, 1):
         events = [event("seed", seed=0, generator="NumPy")]
         for number in range(4):
             states = dict.fromkeys(("torch", "NumPy", "Python"), f"{rank * own} {number}")
-            drawn = {"generators": states, "at_step": states, "drawn": 8, "hidden": {}, "flows": [noise]}
+            drawn = {"generators": states, "at_step": states, "drawn": 8, "hidden": {}, "flows": flows}
             events.append(batch(number, indices=[2 * number + rank], size=1, **drawn))
         ranks.append([*events, epoch(indices=[rank])])
     return each(*ranks)

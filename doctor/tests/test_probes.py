@@ -21,7 +21,7 @@ from torch import nn
 
 from ddp_doctor.probes.draws import DrawFlow, RandomReplay
 from ddp_doctor.probes.loaders import LoaderProbe
-from ddp_doctor.probes.options import OPTIONS, OptionProbe
+from ddp_doctor.probes.options import OPTIONS, watch_options
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.written_files import is_cached
 from ddp_doctor.records.recorder import Recorder
@@ -81,7 +81,7 @@ def test_an_option_that_resumes_is_known(
 ) -> None:
     monkeypatch.setattr(argparse.Action, "__init__", argparse.Action.__init__)
     monkeypatch.setattr(sys, "argv", ["train.py", "--given=yes"])
-    OptionProbe(tmp_path, SPEC).install()
+    watch_options(tmp_path, SPEC)
     argparse.ArgumentParser().add_argument(*names, **values)
     path = tmp_path / OPTIONS
     assert (json.loads(path.read_text()) if path.exists() else None) == found

@@ -177,7 +177,7 @@ def _step(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankReco
 
 def _of_torch(drawn: Sequence[Event], record: RankRecord) -> _Shared:
     for batch in drawn:
-        if into := [draw for draw in batch["flows"] if draw["into"] == "data"]:
+        if into := batch["flows"]:
             names = listed(list(dict.fromkeys(f"torch.{draw['op']}" for draw in into)))
             what = f"{names} decides which samples or inputs the model gets"
             return _Shared(True, batch["step"], what, into[0]["place"], "torch")

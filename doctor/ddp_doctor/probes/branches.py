@@ -71,8 +71,6 @@ class BranchProbe:
         self._left = _MOST_LINES
         # The condition that each frame evaluates, and the number of collectives before it.
         self._open: dict[int, tuple[dict[str, Any], int]] = {}
-        # Imports of libraries call functions by the million.
-        self._followed: dict[str, bool] = {}
 
     def install(self) -> None:
         """Begins to follow this thread, including the functions that run already."""
@@ -83,11 +81,7 @@ class BranchProbe:
             sys.settrace(self._on_call)
 
     def _on_call(self, frame: Any, event: str, arg: Any) -> Any:
-        path = frame.f_code.co_filename
-        followed = self._followed.get(path)
-        if followed is None:
-            followed = self._followed[path] = is_user_file(path)
-        return self._on_line if followed and self._left > 0 else None
+        return self._on_line if self._left > 0 and is_user_file(frame.f_code.co_filename) else None
 
     def _on_line(self, frame: Any, event: str, arg: Any) -> Any:
         self._left -= 1

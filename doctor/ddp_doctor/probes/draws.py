@@ -29,8 +29,7 @@ class DrawFlow:
     sees. A draw that meets activations, such as a dropout mask, does not.
 
     Attributes:
-        draws: The draws of this step: operator, number of values, `into` (`data`, `model`, or empty if it met neither),
-            whether it drops values, and the user's place.
+        draws: The draws of this step that decide about data, with their operator and the user's place.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -63,27 +62,18 @@ class DrawFlow:
         trained = [tensor.requires_grad for tensor in inputs]
         met, data = "activation" in known, "data" in known
         into_data = data or any(of for of, kind in zip(trained, known, strict=True) if not isinstance(kind, list))
-        for draw in sources:
-            if not draw["drops"]:
-                draw["into"] = (draw["into"] or "model") if met else "data" if into_data else draw["into"]
+        if into_data and not met:
+            self.draws += [draw for draw in sources if draw not in self.draws]
         if name == "aten::div_" and sources and sources[0]["op"] == "bernoulli_":
             # Dropout that is made of a mask, divided by the share that is kept.
-            sources[0] |= {"into": "model", "drops": True}
-        if drew:
-            drops = any(part in name for part in _DROPS)
-            draw = {
-                "drops": drops,
-                "op": name.partition("::")[2],
-                "values": max((out.numel() for out in outputs), default=0),
-                "into": "model" if drops or met else "",
-                "place": user_place(),
-            }
-            self.draws.append(draw)
-            sources = [*sources, draw]
+            sources = []
+        # One value for a batch does not differ between its samples.
+        elif drew and not any(part in name for part in _DROPS) and any(out.numel() > 1 for out in outputs):
+            sources = [*sources, {"op": name.partition("::")[2], "place": user_place()}]
         is_activation = met or (any(trained) and not all(trained))
-        if kind := "activation" if is_activation else sources or ("data" if data else None):
-            for out in outputs:
-                self._known[out] = kind
+        kind = "activation" if is_activation else sources or ("data" if data else None)
+        for out in outputs:
+            self._known[out] = kind
 
     def _rate(self, schema: Any, args: Any, kwargs: Any) -> float:
         mask, self._mask = self._mask, None
@@ -252,9 +242,7 @@ class DrawProbe:
         values = values_drawn(self._hidden, states_of_global())
         batch["hidden"] = {name: number for name, number in values.items() if number}
         batch["own_step"] = drawn(self._own, self.own.states())
-        # One value for a batch does not differ between its samples.
-        flows = self.tape.flow.draws if self.tape.flow else []
-        batch["flows"] = [draw for draw in flows if draw["values"] > 1]
+        batch["flows"] = self.tape.flow.draws if self.tape.flow else []
         hidden = [*batch["hidden"], *([OWN] if batch["own_step"] else [])]
         self.recorder.add("drew", hidden=" and ".join(hidden))
         draws, self.tape.draws = self.tape.draws, []

@@ -22,7 +22,7 @@ from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.loaders import LoaderProbe
 from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches, weights_at
 from ddp_doctor.probes.modules import ModuleProbe
-from ddp_doctor.probes.options import OptionProbe
+from ddp_doctor.probes.options import watch_options
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.trainers import TrainerProbe
@@ -83,13 +83,10 @@ class Probes:
             wrap(torch.autocast, "__exit__", lambda original, mode, *_: None)
             # As libraries do with logits before the loss.
             wrap(torch.Tensor, "float", lambda original, x: x if x.dtype is torch.float64 else original(x))
-        others = (
-            TrainerProbe(self.recorder, self.spec, self.modules.name),
-            ReportProbe(self.recorder),
-            OptionProbe(self.recorder.folder, self.spec),
-        )
+        others = TrainerProbe(self.recorder, self.spec, self.modules.name), ReportProbe(self.recorder)
         for probe in (self.steps, self.modules, self.loaders, self.calls, self.files, *others):
             probe.install()
+        watch_options(self.recorder.folder, self.spec)
         if self.micro:
             self.micro.install()
         self.steps.step_ended = self._after_step
@@ -128,22 +125,22 @@ class Probes:
 
     def end(self, *, reached_end: bool, error: dict[str, Any] | None = None) -> None:
         """Writes the record of a program that came to its end, or to an error."""
+        # A stream that the doctor has shortened; the program does not expect its end.
+        cut = error and self.loaders.shortened and "StopIteration" in (error["type"], error["message"][-13:])
+        error = None if cut else error
         if self.spec.later and not self.recorder.later and not error:
             self._begin_later()
-        recorder, cut = self.recorder, self._complete(reached_end=reached_end, error=error)
+        recorder = self.recorder
+        self._complete(reached_end=reached_end, error=error)
         for name in (WRITTEN, "done"):
             (recorder.folder / f"{name}{recorder.rank}").touch()
         if cut:
             # Its exit code would make a launcher end the other ranks before they have written their records.
             self._wait()
 
-    def _complete(self, *, reached_end: bool, error: dict[str, Any] | None) -> bool:
-        """Writes the record of a part; returns whether it ended because the doctor has shortened a stream."""
+    def _complete(self, *, reached_end: bool, error: dict[str, Any] | None) -> None:
+        """Writes the record of a part."""
         recorder = self.recorder
-        # A stream that the doctor has shortened; the program does not expect its end.
-        cut = error and self.loaders.shortened and "StopIteration" in (error["type"], error["message"][-13:])
-        if cut:
-            error = None
         failures = [*(self.loaders.feed.failures if self.loaders.feed else []), *self.loaders.draws.tape.failures]
         if error:
             recorder.add("error", **error)
@@ -157,7 +154,6 @@ class Probes:
             libraries=sorted(_LIBRARIES & sys.modules.keys()),
         )
         recorder.write()
-        return bool(cut)
 
     def _before_collective(self) -> None:
         """Begins again if this rank has trained alone so far: now it joins the others."""

@@ -10,6 +10,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -92,6 +93,8 @@ class Recorder:
 save = torch.save
 
 
+# Imports of libraries call functions by the million.
+@cache
 def is_user_file(path: str) -> bool:
     """Returns whether a path is a file of the user, not of a library or the doctor."""
     return bool(path) and not path.startswith(("<", *_LIBRARIES))
