@@ -22,11 +22,6 @@ tree_leaves = pytree.tree_leaves
 DispatchMode = TorchDispatchMode
 
 
-def ignored_by_ddp(module: torch.nn.Module) -> list[str]:
-    """Returns the names of parameters and buffers that DistributedDataParallel is told to ignore, such as experts."""
-    return sorted(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-
-
 def tree_map(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
     """Applies a function to each tensor of a nested batch."""
     return pytree.tree_map_only(torch.Tensor, function, batch)

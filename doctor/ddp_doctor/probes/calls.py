@@ -153,19 +153,15 @@ class CallProbe:
 
     def _on_clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         limit = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
-        self._keep_unclipped()
+        if self.spec.purpose == "numbers" and self.recorder.step < self.steps.most_steps(0):
+            for key, parameter in self.steps.parameters().items():
+                if parameter.grad is not None:
+                    self.recorder.keep(f"unclipped/{self.recorder.step}/{key}", parameter.grad)
         event = self.recorder.add("clip", function=original.__name__, limit=float(limit), norm=None)
         result = original(*args, **kwargs)
         if isinstance(result, torch.Tensor) and not is_sharded(result):
             event["norm"] = float(result)
         return result
-
-    def _keep_unclipped(self) -> None:
-        """Records the gradients before they are clipped."""
-        if self.spec.purpose == "numbers" and self.recorder.step < self.steps.most_steps(0):
-            for key, parameter in self.steps.parameters().items():
-                if parameter.grad is not None:
-                    self.recorder.keep(f"unclipped/{self.recorder.step}/{key}", parameter.grad)
 
     def _on_scaler(self, scaler: Any, *args: Any, **kwargs: Any) -> None:
         # Its sixth argument.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ddp_doctor.probes.generators import OwnGenerators, drawn, states_of_global, values_drawn
+from ddp_doctor.probes.generators import OwnGenerators, states_of_global, values_drawn
 from ddp_doctor.records.recorder import Recorder, user_place
 from ddp_doctor.records.spec import OWN, Spec
 from ddp_doctor.torch_internals import DispatchMode, in_backward, tree_leaves
@@ -190,14 +191,12 @@ def _may_have_changed(before: torch.Tensor) -> bool:
 
 def joining_axis(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> int | None:
     """Returns the dimension along which the parts have the shape of the whole; None if there is none."""
-    if any(part.ndim != whole.ndim for part in parts):
-        return None
+    shapes = [part.to("meta") for part in parts]
     for axis in range(whole.ndim):
-        rest = whole.shape[:axis] + whole.shape[axis + 1 :]
-        if sum(part.shape[axis] for part in parts) == whole.shape[axis] and all(
-            part.shape[:axis] + part.shape[axis + 1 :] == rest for part in parts
-        ):
-            return axis
+        # Other shapes raise an error.
+        with suppress(RuntimeError, IndexError):
+            if torch.cat(shapes, axis).shape == whole.shape:
+                return axis
     return None
 
 
@@ -241,7 +240,7 @@ class DrawProbe:
         batch["drawn"] = self.tape.most
         values = values_drawn(self._hidden, states_of_global())
         batch["hidden"] = {name: number for name, number in values.items() if number}
-        batch["own_step"] = drawn(self._own, self.own.states())
+        batch["own_step"] = self.own.drawn(self._own)
         batch["flows"] = self.tape.flow.draws if self.tape.flow else []
         hidden = [*batch["hidden"], *([OWN] if batch["own_step"] else [])]
         self.recorder.add("drew", hidden=" and ".join(hidden))

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_doctor.probes.draws import DrawProbe
-from ddp_doctor.probes.generators import OwnGenerators, drawn, generators
+from ddp_doctor.probes.generators import OwnGenerators, generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches
 from ddp_doctor.probes.samples import SampleProbe, base_indices, below_subsets, describe_loader
 from ddp_doctor.probes.wrap import before, wrap
@@ -117,7 +117,7 @@ class ShortEpoch(Iterator[Any]):
         batch = probe.samples.perturbed(batch, self.loader)
         event = self._record(batch, states)
         event["at_step"] = generators()
-        event["own_loading"] = sorted(drawn(own, probe.own.states()))
+        event["own_loading"] = sorted(probe.own.drawn(own))
         self.yielded += 1
         self.event["yielded"] = self.yielded
         if self.event["gradients"]:

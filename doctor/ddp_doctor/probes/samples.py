@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from ddp_doctor.probes.generators import OwnGenerators, drawn, generators, seed_unseen
+from ddp_doctor.probes.generators import OwnGenerators, generators, seed_unseen
 from ddp_doctor.records.recorder import Recorder, digest
 from ddp_doctor.records.spec import OWN, Spec
 from ddp_doctor.torch_internals import tree_leaves, tree_map
@@ -65,7 +65,7 @@ class SampleProbe:
                 before, before_own = generators(), own.states()
                 calls.append([_leaf_digest(leaf) for leaf in tree_leaves(dataset[index])])
                 used |= {name for name, state in generators().items() if state != before[name]}
-                used |= {OWN} if drawn(before_own, own.states()) else set()
+                used |= {OWN} if own.drawn(before_own) else set()
             # A value that the same seed does not repeat says nothing about the sample.
             seen[str(index)] = [one if one == same else "" for one, same in zip(calls[0], calls[1], strict=False)]
             random_samples += calls[0] != calls[2]
@@ -232,6 +232,6 @@ def _in_worker(path: str, original: Callable[[int], None] | None, worker: int) -
         original(worker)
     own = OwnGenerators()
     own.find()
-    states = own.digests()
+    states = sorted(map(digest, own.states().values()))
     found = {**generators(), OWN: digest(states), "own_states": states}
     Path(f"{path}-{worker:03d}.json").write_text(json.dumps(found))
