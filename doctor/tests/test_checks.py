@@ -414,7 +414,7 @@ ROWS["LD021"] = [
     ("evaluation mode from the beginning", "note", two(*modes(False))),
     ("no forward pass", "cannot tell", two()),
 ]
-DROPS = event("dropout", rate=0.5)
+DROPS = event("dropout")
 ROWS["LD022"] = [
     ("F.dropout in evaluation mode", "fault", evaluated(DROPS, drop=False)),
     ("dropout in training only", NOTHING, evaluated(drop=False)),

@@ -60,7 +60,7 @@ def check(evidence: Evidence) -> list[Finding]:
     for record in evidence.ranks:
         for event, forward in _dropouts(record):
             modes, active = (forward["modes"], forward["random"]) if forward else ({}, [])
-            where = event["step"], next(iter(active), ""), f"a rate of {event['rate']:.2g}", event["place"]
+            where = event["step"], next(iter(active), ""), "", event["place"]
             message = f"In evaluation, dropout is active in {listed(active) or 'the model'}"
             if active and not all(modes.values()):
                 notes.append(note(f"{message}, but the other parts are in evaluation mode.", *where))

@@ -99,12 +99,12 @@ def rows_of(content: Any, depth: int = 0) -> set[int]:
         return {len(content) if content.ndim else 1}
     if not isinstance(content, dict | list | tuple) or depth > 2:
         return set()
-    parts = list(content.values() if isinstance(content, dict) else content)[:1000]
+    parts = list(content.values() if isinstance(content, dict) else content)
     found = set() if isinstance(content, dict) else {len(content)}
     # The batches of a list are rows together.
     if found and all(isinstance(part, torch.Tensor) for part in parts):
         found.add(sum(len(part) if part.ndim else 1 for part in parts))
-    return found.union(*(rows_of(part, depth + 1) for part in parts))
+    return found.union(*(rows_of(part, depth + 1) for part in parts[:1000]))
 
 
 def rows_of_file(path: Path) -> list[int]:
