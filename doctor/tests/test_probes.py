@@ -52,7 +52,7 @@ def test_dropout_without_gradients_is_seen(call: Any, seen: int, tmp_path: Path)
 
 
 def test_the_ranks_of_a_program_with_many_epochs_end_with_the_same_one(tmp_path: Path, monkeypatch: Any) -> None:
-    ranks = [LoaderProbe(Recorder(tmp_path), SPEC, None, lambda: None, lambda: None) for _ in range(2)]
+    ranks = [LoaderProbe(Recorder(tmp_path), SPEC) for _ in range(2)]
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     ended = []

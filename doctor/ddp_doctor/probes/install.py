@@ -61,9 +61,7 @@ class Probes:
         self.micro = micro if spec.purpose == "numbers" and not joined else None
         self.modules = ModuleProbe(self.recorder, spec, self.steps, self.micro)
         self.alone = AloneProbe(self.recorder, spec)
-        self.loaders = LoaderProbe(
-            self.recorder, spec, feed, self.finish, self._on_first_batch, self.micro, self.alone.is_alone
-        )
+        self.loaders = LoaderProbe(self.recorder, spec, feed, self.micro)
         self.calls = CallProbe(self.recorder, spec, self.steps)
         self.files = FileProbe(self.recorder, self.steps.state)
         self._starts = feed is not None
@@ -89,6 +87,8 @@ class Probes:
         watch_options(self.recorder.folder, self.spec)
         if self.micro:
             self.micro.install()
+        self.loaders.finish, self.loaders.first_batch = self.finish, self._on_first_batch
+        self.loaders.is_alone = self.alone.is_alone
         self.steps.step_ended = self._after_step
         self.calls.before_collective = self._before_collective
         self.watch()

@@ -47,13 +47,11 @@ class ShortEpoch(Iterator[Any]):
     An epoch counts as training as soon as `backward` is called within it.
     """
 
-    def __init__(self, probe: LoaderProbe, loader: Any, iterator: Any) -> None:
+    def __init__(self, probe: LoaderProbe, loader: Any, iterator: Any, number: int, iteration: int) -> None:
         self.probe, self.iterator = probe, iterator
         recorder = probe.recorder
-        self.loader = probe.number(loader)
+        self.loader, self.iteration = number, iteration
         probe.open.append(self)
-        self.iteration = probe.iterations.get(self.loader, 0)
-        probe.iterations[self.loader] = self.iteration + 1
         self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
         self.first_steps = 0
         self.lists, self.source = index_lists(iterator), loader
@@ -243,8 +241,11 @@ class ShortEpoch(Iterator[Any]):
         numbers = probe.spec.purpose == "numbers" and not probe.recorder.later
         done = numbers and self.event["trains"] and probe.training_epochs >= probe.epochs
         if done and self._has_unused():
+            # After the next optimizer step, or before the next epoch. The draws belong to a batch until then.
+            probe.ending = True
             last = {"loader": self.loader, "iteration": self.iteration, "number": self.yielded, "trains": True}
-            probe.end_later(last)
+            probe.draws.leave()
+            probe.draws.enter(last, None)
         elif done or probe.is_last(trains=self.event["trains"]):
             probe.finish()
 
@@ -269,32 +270,22 @@ _LAST_EPOCH = "last_epoch"
 class LoaderProbe:
     """Observes the DataLoaders.
 
-    Args:
-        recorder: Takes the events.
-        spec: The run.
-        feed: The batches of another run, or None.
+    Attributes:
         finish: Called when everything that is wanted was seen; it does not return.
         first_batch: Called with each training batch, before it is given to the user's code.
-        micro: Records the micro-batches, or gives those of the ranks; None in other runs.
         is_alone: Whether the others wait for what this rank trains alone, so that the run must not end.
     """
 
     def __init__(
-        self,
-        recorder: Recorder,
-        spec: Spec,
-        feed: RankBatches | None,
-        finish: Callable[[], None],
-        first_batch: Callable[[], None],
-        micro: MicroBatchProbe | None = None,
-        is_alone: Callable[..., bool] = lambda **_: False,
+        self, recorder: Recorder, spec: Spec, feed: RankBatches | None = None, micro: MicroBatchProbe | None = None
     ) -> None:
-        self.recorder, self.spec, self.feed, self.finish, self.first_batch = recorder, spec, feed, finish, first_batch
-        self.micro, self.is_alone = micro, is_alone
+        self.recorder, self.spec, self.feed, self.micro = recorder, spec, feed, micro
+        self.finish: Callable[[], None] = lambda: None
+        self.first_batch: Callable[[], None] = lambda: None
+        self.is_alone: Callable[..., bool] = lambda **_: False
         self.samples = SampleProbe(recorder, spec)
         self.own = OwnGenerators()
         self.draws = DrawProbe(recorder, spec, feed, self.own)
-        self.iterations: dict[int, int] = {}
         # The generator function of the user that has begun each loader.
         self.generators: dict[int, FrameType | None] = {}
         # Optimizer steps after each batch of the first epoch; 0 if they vary or the program fetches batches ahead.
@@ -302,6 +293,7 @@ class LoaderProbe:
         self.training_epochs = 0
         self.shortened = self.ending = False
         self.open: list[ShortEpoch] = []
+        # In the order of first use.
         self._loaders: list[Any] = []
         self._since = 0.0
 
@@ -329,36 +321,26 @@ class LoaderProbe:
         )
 
     def _on_iter(self, original: Callable[..., Any], loader: Any) -> Iterator[Any]:
-        number = self.number(loader)
+        number = number_of(loader, self._loaders)
+        iteration = sum(event["kind"] == "epoch" and event["loader"] == number for event in self.recorder.events)
         for epoch in [epoch for epoch in self.open if epoch.loader == number]:
             epoch.end()
         if self.ending:
             self.finish()
-        self.samples.prepare(loader, number, self.iterations.get(number, 0), self.training_epochs)
+        self.samples.prepare(loader, number, iteration, self.training_epochs)
         # The seed of the workers is drawn here, which is no draw of the step.
         with without_modes():
             iterator = original(loader)
-        return ShortEpoch(self, loader, iterator)
+        return ShortEpoch(self, loader, iterator, number, iteration)
 
     def forget(self) -> None:
         """Forgets the loaders so far."""
         self.draws.leave()
         self.open.clear()
         self._loaders.clear()
-        self.iterations.clear()
         self.generators.clear()
         self.samples.datasets.clear()
         self.training_epochs = 0
-
-    def number(self, loader: Any) -> int:
-        """Returns the number of a loader, in the order of first use."""
-        return number_of(loader, self._loaders)
-
-    def end_later(self, batch: dict[str, Any]) -> None:
-        """Ends the run after the next optimizer step, or before the next epoch; draws belong to a batch until then."""
-        self.ending = True
-        self.draws.leave()
-        self.draws.enter(batch, None)
 
     def is_last(self, *, trains: bool) -> bool:
         """Returns whether the run ends with this epoch.
