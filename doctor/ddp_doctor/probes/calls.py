@@ -101,7 +101,7 @@ class CallProbe:
             tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor)]
             # Another thread, as that of an asynchronous checkpoint, has an order of its own. A communication hook calls
             # its second collective in whichever thread the first one ends: that of the backward pass, or another one.
-            of_hook = self.recorder.has_hooks and in_backward()
+            of_hook = self._hooks > 0 and in_backward()
             aside = threading.current_thread() is not threading.main_thread() or of_hook
             groups = [value for value in [*args, *kwargs.values()] if isinstance(value, dist.ProcessGroup)]
             group = aside or any(group.size() < dist.get_world_size() for group in groups)
@@ -173,7 +173,6 @@ class CallProbe:
         number, self._hooks = self._hooks, self._hooks + 1
         name = getattr(hook, "__qualname__", type(hook).__name__).replace("<locals>.", "")
         self.recorder.add("comm_hook", name=name)
-        self.recorder.has_hooks = True
         # Compression would hide or feign a fault of the numbers. What the hook does is seen in the other runs.
         if self.spec.purpose == "numbers":
             return original(ddp, ddp.process_group, allreduce_hook)

@@ -64,7 +64,7 @@ class Probes:
         self.loaders = LoaderProbe(self.recorder, spec, feed, self.micro)
         self.calls = CallProbe(self.recorder, spec, self.steps)
         self.files = FileProbe(self.recorder, self.steps.state)
-        self._starts = feed is not None
+        self._started = False
         self._since = 0.0
 
     def install(self) -> None:
@@ -193,16 +193,13 @@ class Probes:
 
     def _on_first_batch(self) -> None:
         """Watches parameters that were unfrozen, and gives this process the weights that the ranks began with."""
-        self.steps.gradients.watch(self.steps.parameters().values())
-        feed = self.loaders.feed
-        if not self._starts or feed is None:
+        parameters, feed = self.steps.parameters(), self.loaders.feed
+        self.steps.gradients.watch(parameters.values())
+        if not feed or not parameters or self._started:
             return
-        parameters, initial = self.steps.parameters(), weights_at(feed.tensors[0], 0)
-        if not parameters:
-            return
-        self._starts = False
+        self._started = True
         with torch.no_grad():
-            for key, tensor in initial.items():
+            for key, tensor in weights_at(feed.tensors[0], 0).items():
                 if key in parameters and parameters[key].shape == tensor.shape:
                     parameters[key].copy_(tensor)
                 else:

@@ -150,11 +150,13 @@ class ShortEpoch(Iterator[Any]):
 
     def _go_on(self) -> None:
         """Ends the numbers instead of the epoch, if the program is to train on, after the step that is left."""
-        if self.probe.goes_on and self.event["trains"] and self._is_over():
+        probe = self.probe
+        goes_on = probe.spec.later and not probe.recorder.later and not probe.ending
+        if goes_on and self.event["trains"] and self._is_over():
             if self._has_unused():
-                self.probe.ending = True
+                probe.ending = True
             else:
-                self.probe.finish()
+                probe.finish()
 
     def _has_unused(self) -> bool:
         """Returns whether a loader fetches a batch ahead, such as Accelerate's, and the last one was not used yet."""
@@ -301,11 +303,6 @@ class LoaderProbe:
     def epochs(self) -> int:
         """Training epochs of the usual length in this part of the run."""
         return 2 if self.recorder.later else self.spec.epochs
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the program is to train on after the numbers, which are not complete yet."""
-        return self.spec.later and not self.recorder.later and not self.ending
 
     @property
     def trains(self) -> bool:

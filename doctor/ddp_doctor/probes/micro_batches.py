@@ -55,7 +55,7 @@ class RankBatches:
         Of other shapes, it is collated of the indices of all their samples, if that is possible.
         """
         name = f"{loader}/{iteration}/{number}"
-        if self._have_other_shapes(name) and (found := self._collated(name, collate)) is not None:
+        if (found := self._collated(name, collate)) is not None:
             return found
         places = itertools.count()
 
@@ -81,16 +81,15 @@ class RankBatches:
 
         return tree_map(join, template)
 
-    def _have_other_shapes(self, name: str) -> bool:
-        """Returns whether the ranks have padded a batch to other lengths, for example."""
+    def _collated(self, name: str, collate: Callable[[list[int]], Any]) -> Any:
+        """Returns a batch of the samples of all ranks, which have padded theirs to other lengths, for example.
+
+        Such batches of the samples of each rank must be those that it had.
+        """
         keys = [key for key in self.tensors[0] if key.startswith(f"batch/{name}/")]
         shapes = [{tensors[key].shape[1:] for tensors in self.tensors if key in tensors} for key in keys]
-        return any(len(found) > 1 for found in shapes)
-
-    def _collated(self, name: str, collate: Callable[[list[int]], Any]) -> Any:
-        """Returns a batch of the samples of all ranks, if such batches of each rank are those that it had."""
         indices = [tensors[f"indices/{name}"].tolist() for tensors in self.tensors if f"indices/{name}" in tensors]
-        if len(indices) < len(self.tensors) or not all(indices):
+        if all(len(found) == 1 for found in shapes) or len(indices) < len(self.tensors) or not all(indices):
             return None
         with without_modes(), suppress(Exception):
             # What a data set raises is not for the program.

@@ -46,7 +46,6 @@ class Recorder:
         backwards: Calls of `backward` so far.
         collectives: Calls of collectives so far.
         rank: The rank of this process, as soon as it is known.
-        has_hooks: Whether a module has a communication hook.
         active: Whether this process has taken part in training, unlike a launcher.
         predicts: Whether a Trainer predicts.
         later: Whether what follows the numbers is recorded, without tensors.
@@ -59,7 +58,7 @@ class Recorder:
         self.step = 0
         self.backwards = self.collectives = 0
         self.rank = int(os.environ.get("RANK", "0"))
-        self.has_hooks = self.active = self.predicts = self.later = False
+        self.active = self.predicts = self.later = False
         self._lock = threading.Lock()
         self._journal: int | None = None
 
