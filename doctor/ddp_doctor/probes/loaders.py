@@ -35,8 +35,6 @@ from ddp_doctor.torch_internals import (
 _MOST_MICRO_BATCHES = 16
 # Data sets of up to this many times `samples` are evaluated completely.
 _COMPLETE = 20
-# Batches of a stream, if whole epochs are wanted.
-_MOST_OF_STREAM = 1_000
 # Of larger data sets, the order of the first epochs alone is recorded to the end.
 _LARGE = 100_000
 
@@ -167,9 +165,7 @@ class ShortEpoch(Iterator[Any]):
         if spec.later and self.probe.ending:
             # The step before the program trains on.
             return False
-        # A stream may have no end.
-        many = self.yielded >= _MOST_OF_STREAM and self.event["iterable"]
-        if spec.whole_epochs and spec.purpose == "train" and not many:
+        if spec.whole_epochs and spec.purpose == "train":
             return False
         late = self.probe.training_epochs > self.probe.epochs
         if self.event["trains"]:

@@ -106,8 +106,8 @@ class RankBatches:
         for tensors in self.tensors:
             own: dict[str, Draw] = {}
             for name in (name for name in tensors if name.startswith(prefix)):
-                place, _, operator = name.removeprefix(prefix).split("/", 2)
-                own.setdefault(place, Draw(operator, [])).outputs.append(tensors[name])
+                order, _, operator = name.removeprefix(prefix).split("/", 2)
+                own.setdefault(order, Draw(operator, [])).outputs.append(tensors[name])
             found.append(list(own.values()))
         return found
 
