@@ -87,7 +87,7 @@ class CallProbe:
         before(GradScaler, "scale", lambda scaler, *_: self.recorder.add("scale", scale=scaler.get_scale()))
         wrap(DistributedDataParallel, "register_comm_hook", self._on_register)
         for kind in (PeriodicModelAverager, HierarchicalModelAverager):
-            before(kind, "average_parameters", lambda own, *_: self.recorder.add("average", name=type(own).__name__))
+            before(kind, "average_parameters", self._on_average)
         remote.watch(lambda address: self.recorder.add("remote", address=address))
 
     def _on_collective(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -104,10 +104,14 @@ class CallProbe:
             of_hook = self._hooks > 0 and in_backward()
             aside = threading.current_thread() is not threading.main_thread() or of_hook
             groups = [value for value in [*args, *kwargs.values()] if isinstance(value, dist.ProcessGroup)]
-            group = aside or any(group.size() < dist.get_world_size() for group in groups)
-            size = tensors[0].numel() if tensors else 0
-            values = {"op": original.__name__, "subgroup": group, "size": size, "direct": is_called_by_user()}
-            event = self.recorder.add("collective", value=None, **values)
+            event = self.recorder.add(
+                "collective",
+                value=None,
+                op=original.__name__,
+                subgroup=aside or any(group.size() < dist.get_world_size() for group in groups),
+                size=tensors[0].numel() if tensors else 0,
+                direct=is_called_by_user(),
+            )
             result = original(*args, **kwargs)
             if tensors and tensors[0].numel() == 1 and not kwargs.get("async_op"):
                 event["value"] = float(tensors[0])
@@ -123,6 +127,8 @@ class CallProbe:
 
     def after_step(self, parameters: Iterable[torch.Tensor]) -> None:
         """Records the collectives on gradients, and those of earlier steps, that an optimizer step did not wait for."""
+        if not self._begun:
+            return
         gradients = {parameter.grad.data_ptr() for parameter in parameters if parameter.grad is not None}
         for begun in list(self._begun):
             _, event, results = begun
@@ -166,6 +172,9 @@ class CallProbe:
     def _on_scaler(self, scaler: Any, *args: Any, **kwargs: Any) -> None:
         # Its sixth argument.
         self.recorder.add("scaler", enabled=bool(args[5] if len(args) > 5 else kwargs.get("enabled", True)))
+
+    def _on_average(self, averager: Any, *_: Any, **__: Any) -> None:
+        self.recorder.add("average", name=type(averager).__name__)
 
     def _on_register(
         self, original: Callable[..., Any], ddp: Any, state: Any, hook: Callable[..., Any], **kwargs: Any
