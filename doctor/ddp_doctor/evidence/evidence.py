@@ -21,10 +21,8 @@ from ddp_doctor.records.spec import Spec
 if TYPE_CHECKING:
     from ddp_doctor.launch.runner import Runner
 
-# If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
-_TIMES_NOISE = 50
-# Rounding of 32 bits alone.
-_LEAST = 1e-4
+# If the code does not support 64 bits, a larger difference than this is no rounding.
+_OF_32_BITS = 1e-3
 
 
 @dataclass
@@ -148,13 +146,9 @@ class Evidence:
         """Compares a run by the best method that is possible."""
         one: dict[str, Any] = {"purpose": "numbers", "double": self.double, "world_size": 1, "feed": str(ranks.folder)}
         changes, why = {"ranks": self.spec.world_size}, _why_not_joined(ranks)
+        threshold = THRESHOLD if self.double else _OF_32_BITS
         if not why and self._method != MICRO_BATCHES:
-            reference, threshold = self.run(f"{prefix}reference", **one, interventions=changes), THRESHOLD
-            if not self.double and not reference.errors:
-                reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
-                worked = reverse.worked and reference.worked
-                noise = compare_ranks(reverse, reference).difference if worked else 1e-4
-                threshold = max(_TIMES_NOISE * noise, _LEAST)
+            reference = self.run(f"{prefix}reference", **one, interventions=changes)
             found = compare_ranks(ranks, reference, threshold=threshold)
             if not found.cannot:
                 self._method = found.method
@@ -164,7 +158,7 @@ class Evidence:
         one["steps"] = self.spec.steps * self.spec.world_size
         changes["micro_batches"] = True
         in_turn = self.run(f"{prefix}reference in turn", **one, interventions=changes)
-        found = compare_micro_batches(ranks, in_turn, threshold=THRESHOLD if self.double else _LEAST)
+        found = compare_micro_batches(ranks, in_turn, threshold=threshold)
         if found.cannot:
             return replace(found, cannot=f"{why}; {found.cannot}" if why else found.cannot)
         self._method = found.method

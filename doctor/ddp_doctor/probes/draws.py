@@ -98,7 +98,6 @@ class RandomReplay(DispatchMode):
         draws: The recorded draws.
         most: Most values of one draw from torch's global generator.
         recording: Whether the draws are kept.
-        reverse: Whether the samples of the batches are reversed, and so the draws.
         failures: Why draws could not be replaced, in plain words.
         flow: Follows the draws, or None.
     """
@@ -111,7 +110,6 @@ class RandomReplay(DispatchMode):
         self.failures: list[str] = []
         self._ranks: Sequence[Sequence[Draw]] | None = None
         self._position = 0
-        self.reverse = False
         self.flow: DrawFlow | None = None
 
     def replay(self, ranks: Sequence[Sequence[Draw]] | None) -> None:
@@ -167,8 +165,7 @@ class RandomReplay(DispatchMode):
             if all(torch.equal(part, drawn[0]) for part in drawn) and drawn[0].shape == whole.shape:
                 whole.copy_(drawn[0])
             elif (axis := joining_axis(drawn, whole)) is not None:
-                joined = torch.cat(drawn, axis)
-                whole.copy_(joined.flip(axis) if self.reverse else joined)
+                whole.copy_(torch.cat(drawn, axis))
             else:
                 return f"draws of the shape {tuple(drawn[0].shape)} on each rank are not part of {tuple(whole.shape)}"
         return ""
@@ -197,7 +194,6 @@ class DrawProbe:
         self.recorder, self.spec, self.feed, self.own = recorder, spec, feed, own
         self.tape = RandomReplay()
         self.tape.recording = spec.purpose == "numbers" and feed is None
-        self.tape.reverse = bool(spec.interventions.get("reverse"))
         if spec.purpose == "train":
             self.tape.flow = DrawFlow(recorder)
         self._entered = False

@@ -20,7 +20,7 @@ from ddp_doctor.probes.alone import AloneProbe
 from ddp_doctor.probes.branches import BranchProbe
 from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.loaders import LoaderProbe
-from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches, weights_at
+from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches, records_of, weights_at
 from ddp_doctor.probes.modules import ModuleProbe
 from ddp_doctor.probes.options import watch_options
 from ddp_doctor.probes.reports import ReportProbe
@@ -50,15 +50,11 @@ class Probes:
         self.spec = spec
         self.recorder = Recorder(folder)
         changes = spec.interventions
-        reverse = bool(changes.get("reverse"))
-        by_turns = bool(changes.get("micro_batches"))
-        joined = bool(spec.feed) and not by_turns
-        feed = RankBatches(Path(spec.feed), int(changes["ranks"]), reverse=reverse) if joined else None
+        ranks = records_of(Path(spec.feed), int(changes["ranks"])) if spec.feed else []
+        feed = RankBatches(ranks) if ranks and not changes.get("micro_batches") else None
         self.steps = StepProbe(self.recorder, spec)
-        micro = MicroBatchProbe(self.recorder, self.steps)
-        if by_turns:
-            micro.follow(Path(spec.feed), int(changes["ranks"]))
-        self.micro = micro if spec.purpose == "numbers" and not joined else None
+        in_turn = spec.purpose == "numbers" and not feed
+        self.micro = MicroBatchProbe(self.recorder, self.steps, ranks) if in_turn else None
         self.modules = ModuleProbe(self.recorder, spec, self.steps, self.micro)
         self.alone = AloneProbe(self.recorder, spec)
         self.loaders = LoaderProbe(self.recorder, spec, feed, self.micro)

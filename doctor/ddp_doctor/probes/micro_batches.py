@@ -19,7 +19,7 @@ from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.torch_internals import in_backward, tree_leaves, tree_map, without_modes
 
 
-def _records(folder: Path, world_size: int) -> list[dict[str, Any]]:
+def records_of(folder: Path, world_size: int) -> list[dict[str, Any]]:
     """Returns what the ranks of a run recorded."""
     # Each process of a command does this, including workers: mapped files are in memory once, and only as needed.
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False, mmap=True) for rank in range(world_size)]
@@ -29,18 +29,15 @@ class RankBatches:
     """What the ranks of a run were given, joined.
 
     Args:
-        folder: Folder of the run.
-        world_size: Number of ranks.
-        reverse: Reverses the samples of each batch, which changes rounding only.
+        ranks: What they recorded.
 
     Attributes:
         failures: Why a batch could not be joined, in plain words.
     """
 
-    def __init__(self, folder: Path, world_size: int, *, reverse: bool = False) -> None:
-        self.tensors: list[dict[str, torch.Tensor]] = [part["tensors"] for part in _records(folder, world_size)]
+    def __init__(self, ranks: Sequence[dict[str, Any]]) -> None:
+        self.tensors: list[dict[str, torch.Tensor]] = [part["tensors"] for part in ranks]
         self.failures: list[str] = []
-        self.reverse = reverse
 
     def has(self, loader: int, iteration: int, number: int) -> bool:
         """Returns whether all ranks had this batch."""
@@ -77,7 +74,7 @@ class RankBatches:
             if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
                 self.failures.append("the shapes of the ranks differ, as after padding to the longest sample")
                 return leaf
-            return torch.cat(parts).flip(0) if self.reverse else torch.cat(parts)
+            return torch.cat(parts)
 
         return tree_map(join, template)
 
@@ -158,29 +155,27 @@ class MicroBatchProbe(TorchFunctionMode):
     loaded: the tensors that enter the model and the functions of its outputs, the states of the random generators, and
     the weights that the ranks had. It may step after the micro-batches of each rank, or after those of all ranks.
 
+    Args:
+        recorder: Takes the inputs.
+        steps: Knows the weights.
+        ranks: What the ranks recorded whose micro-batches this process gets; empty where they are recorded.
+
     Attributes:
         plan: Whose micro-batch each of this process is; empty where they are recorded.
-        ranks: The tensors that each rank recorded.
         inside_model: Whether the model is being called.
     """
 
-    def __init__(self, recorder: Recorder, steps: StepProbe) -> None:
+    def __init__(self, recorder: Recorder, steps: StepProbe, ranks: Sequence[dict[str, Any]]) -> None:
         super().__init__()
         self.recorder, self.steps = recorder, steps
-        self.plan: list[Turn] = []
-        self.ranks: Sequence[dict[str, torch.Tensor]] = ()
+        self.plan = plan_of([part["events"] for part in ranks]) if ranks else []
+        self._ranks: Sequence[dict[str, torch.Tensor]] = [part["tensors"] for part in ranks]
         self.inside_model = False
         self._number = 0
         self._counts: dict[str, int] = {}
         self._began = False
         # The number of tokens that the model was given, and that of one process.
         self._count: tuple[torch.Tensor, float] | None = None
-
-    def follow(self, folder: Path, world_size: int) -> None:
-        """Lets this process get the micro-batches of the ranks of a run, from its folder."""
-        loaded = _records(folder, world_size)
-        self.ranks = [part["tensors"] for part in loaded]
-        self.plan = plan_of([part["events"] for part in loaded])
 
     def install(self) -> None:
         """Installs the probe in this thread."""
@@ -243,7 +238,7 @@ class MicroBatchProbe(TorchFunctionMode):
             if not self.plan:
                 self.recorder.keep(key.format(self._number), leaf)
                 return leaf
-            other = self.ranks[turn.rank].get(key.format(turn.number)) if turn else None
+            other = self._ranks[turn.rank].get(key.format(turn.number)) if turn else None
             if other is None or other.dtype != leaf.dtype or other.ndim != leaf.ndim:
                 return leaf
             if name.startswith(_FUNCTION) and leaf.numel() == other.numel() == 1:
@@ -267,7 +262,7 @@ class MicroBatchProbe(TorchFunctionMode):
         """Gives this process the weights that the rank had in the step that comes."""
         if self.turn is None:
             return
-        weights = weights_at(self.ranks[self.turn.rank], self.turn.step)
+        weights = weights_at(self._ranks[self.turn.rank], self.turn.step)
         with torch.no_grad():
             for key, parameter in self.steps.parameters().items():
                 if key in weights and weights[key].shape == parameter.shape:
@@ -283,7 +278,7 @@ class MicroBatchProbe(TorchFunctionMode):
             prefix = f"random/{turn.number}/{point}/"
             found = {
                 name.removeprefix(prefix): tensor
-                for name, tensor in self.ranks[turn.rank].items()
+                for name, tensor in self._ranks[turn.rank].items()
                 if name.startswith(prefix)
             }
             set_global_states(found)
