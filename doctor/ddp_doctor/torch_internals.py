@@ -1,4 +1,4 @@
-"""Private parts of torch and Python, each with its test in tests/test_probes.py."""
+"""Private parts of torch and Python."""
 
 from __future__ import annotations
 
@@ -22,11 +22,6 @@ tree_leaves = pytree.tree_leaves
 DispatchMode = TorchDispatchMode
 
 
-def ignored_by_ddp(module: torch.nn.Module) -> list[str]:
-    """Returns the names of parameters and buffers that DistributedDataParallel is told to ignore, such as experts."""
-    return sorted(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-
-
 def tree_map(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
     """Applies a function to each tensor of a nested batch."""
     return pytree.tree_map_only(torch.Tensor, function, batch)
@@ -36,9 +31,6 @@ def name_generators(objects: Iterable[Any]) -> set[int]:
     """Returns the identities of the generators from which Python draws the names of temporary files and semaphores.
 
     The workers of a DataLoader need such names, even if it is iterated within a step.
-
-    Args:
-        objects: The objects of this process.
     """
     kind: Any = tempfile._RandomNameSequence  # type: ignore[attr-defined]
     # A fork does not find objects that were frozen before.
@@ -46,46 +38,14 @@ def name_generators(objects: Iterable[Any]) -> set[int]:
     return {id(vars(value).get("_rng")) for value in (*objects, *frozen) if type(value) is kind}
 
 
-class LoaderIndices:
-    """The index lists that a DataLoader's iterator takes from its sampler, after `watch_indices`.
+def index_lists(iterator: Any) -> list[list[int]]:
+    """Returns the index lists that a DataLoader's iterator has taken from its sampler, after `watch_indices`.
 
-    Args:
-        iterator: What `iter(loader)` of a torch DataLoader returns.
-
-    Attributes:
-        lists: The index lists so far; workers are ahead of the loop.
-        is_iterable: Whether the data set is an IterableDataset, which has no indices.
+    Workers are ahead of the loop. With persistent workers, an iterator has several epochs, and these are of the newest.
+    An iterator of another class has none.
     """
-
-    def __init__(self, iterator: Any) -> None:
-        self.iterator = iterator
-        self.is_iterable = _is_iterable(iterator)
-        self.lists = _lists_of(iterator) if hasattr(iterator, "_sampler_iter") else []
-
-    def of_batch(self, number: int) -> list[int]:
-        """Returns the indices of a batch; empty if they are unknown."""
-        return self.lists[number] if number < len(self.lists) else []
-
-    def drain(self) -> bool:
-        """Takes the rest of the epoch from the sampler without loading samples; returns whether it ended."""
-        # An iterator of another class has nothing to take.
-        take = getattr(self.iterator, "_next_index", None)
-        if self.is_iterable or take is None:
-            return not self.is_iterable
-        with suppress(StopIteration):
-            for _ in range(_MOST_BATCHES):
-                take()
-            return False
-        return True
-
-
-def watch_indices() -> None:
-    """Lets `LoaderIndices` see index lists, also those that an iterator gives to its workers when it is made."""
-    on_indices(lambda iterator, indices: _lists_of(iterator).append(indices), lambda iterator: None)
-
-
-def _lists_of(iterator: Any) -> list[list[int]]:
-    """Returns the index lists of this epoch: with persistent workers, an iterator has several."""
+    if not hasattr(iterator, "_sampler_iter"):
+        return []
     known, lists = vars(iterator).get("doctor_lists", (None, []))
     if known is not iterator._sampler_iter:
         lists = []
@@ -93,8 +53,20 @@ def _lists_of(iterator: Any) -> list[list[int]]:
     return lists
 
 
-def _is_iterable(iterator: Any) -> bool:
-    return getattr(iterator, "_dataset_kind", 0) == torch.utils.data._DatasetKind.Iterable
+def drain(iterator: Any) -> bool:
+    """Takes the rest of the epoch from the sampler without loading samples; returns whether it ended."""
+    if not hasattr(iterator, "_next_index"):
+        return False
+    with suppress(StopIteration):
+        for _ in range(_MOST_BATCHES):
+            iterator._next_index()
+        return False
+    return True
+
+
+def watch_indices() -> None:
+    """Lets `index_lists` see index lists, also those that an iterator gives to its workers when it is made."""
+    on_indices(lambda iterator, indices: index_lists(iterator).append(indices), lambda iterator: None)
 
 
 def on_indices(taken: Callable[[Any, list[int]], None], given: Callable[[Any], None]) -> None:
@@ -112,7 +84,7 @@ def on_indices(taken: Callable[[Any, list[int]], None], given: Callable[[Any], N
         # What a sampler draws is no draw of a step.
         with without_modes():
             indices = original(iterator)
-        if not _is_iterable(iterator):
+        if iterator._dataset_kind != torch.utils.data._DatasetKind.Iterable:
             taken(iterator, _plain(indices))
         return indices
 

@@ -165,13 +165,13 @@ ROWS["LD007"] = [
 
 def draws(into: str, own: bool = False) -> Evidence:
     """Returns ranks whose noise goes into the data or the model, from the generators of one rank unless `own`."""
-    noise = {"op": "randn_like", "values": 8, "drops": False, "place": "mine.py:9 in main", "into": into}
+    flows = [{"op": "randn_like", "place": "mine.py:9 in main"}] if into == "data" else []
     ranks = []
     for rank in (0, 1):
         events = [event("seed", seed=0, generator="NumPy")]
         for number in range(4):
             states = dict.fromkeys(("torch", "NumPy", "Python"), f"{rank * own} {number}")
-            drawn = {"generators": states, "at_step": states, "drawn": 8, "hidden": {}, "flows": [noise]}
+            drawn = {"generators": states, "at_step": states, "drawn": 8, "hidden": {}, "flows": flows}
             events.append(batch(number, indices=[2 * number + rank], size=1, **drawn))
         ranks.append([*events, epoch(indices=[rank])])
     return each(*ranks)
@@ -411,7 +411,7 @@ ROWS["LD021"] = [
     ("evaluation mode from the beginning", "note", two(*modes(False))),
     ("no forward pass", "cannot tell", two()),
 ]
-DROPS = event("dropout", rate=0.5)
+DROPS = event("dropout")
 ROWS["LD022"] = [
     ("F.dropout in evaluation mode", "fault", evaluated(DROPS, drop=False)),
     ("dropout in training only", NOTHING, evaluated(drop=False)),
@@ -650,26 +650,28 @@ def loads(matched: int, *keys: str) -> Event:
     )
 
 
-AVERAGE = {"copies": [{"id": "1", "name": "dict", "digests": ["average"]}]}
+def copies(*digests: str, key: int = 1) -> dict[str, Any]:
+    return {"copies": {key: ("dict", digests)}}
+
+
+SURVEYS = [event("state", number, **copies(f"average {number}")) for number in range(4)]
 
 
 def restarted(rate: float = 0.0125, **changes: Any) -> Evidence:
     """Returns a program that saves an average after step 3, and is started again with a rate and changes."""
     saved = event("saved", 3, optimizers=1, stateful=1, file="last.pt")
-    saved |= {"tensors": ["w", "average"], "weights": ["w"], "states": ["moments"], **AVERAGE}
-    surveys = [event("copies", number, digests={"1": f"average {number}"}) for number in range(4)]
+    saved |= {"tensors": ["w", "average"], "weights": ["w"], "states": ["moments"], **copies("average")}
     steps = [step(number, lr=[0.1 * 0.5**number]) for number in range(5)]
-    begun: Event = {"weights": ["w"], "states": ["moments"], "copies": {"7": ["average"]}, **changes}
-    continued = [event("continued", **begun), event("continued", 1, **begun | {"copies": {"7": ["later"]}})]
+    begun: Event = {"weights": ["w"], "states": ["moments"], **copies("average", key=7), **changes}
+    continued = [event("state", **begun), event("state", 1, **begun | copies("later", key=7))]
     runs = {"interrupted": both(END), "started again": both(*continued, step(lr=[rate]), END)}
-    return evidence(ranks=both(*surveys, *steps, saved, END), runs=runs)
+    return evidence(ranks=both(*SURVEYS, *steps, saved, END), runs=runs)
 
 
 def saving(**changes: Any) -> Evidence:
     """Returns a program that saves, and is not started again."""
-    saved = event("saved", 3, optimizers=1, stateful=1, file="last.pt", tensors=["w"], weights=["w"], copies=[])
-    surveys = [event("copies", number, digests={"1": f"average {number}"}) for number in range(4)]
-    return evidence(ranks=both(*surveys, step(), step(1), saved | changes, END))
+    saved = event("saved", 3, optimizers=1, stateful=1, file="last.pt", tensors=["w"], weights=["w"], copies={})
+    return evidence(ranks=both(*SURVEYS, step(), step(1), saved | changes, END))
 
 
 ROWS["LD026"] = [
@@ -678,7 +680,7 @@ ROWS["LD026"] = [
     ("no state is loaded", "not reached", two()),
 ]
 ROWS["LD025"] = [
-    ("an average is not in the checkpoint", "fault", saving(**AVERAGE)),
+    ("an average is not in the checkpoint", "fault", saving(**copies("average"))),
     ("all is restored", NOTHING, restarted()),
     ("the rate begins again", "fault", restarted(0.1)),
     ("the program does not resume", "cannot tell", restarted(weights=["initial"])),

@@ -21,7 +21,7 @@ from torch import nn
 
 from ddp_doctor.probes.draws import DrawFlow, RandomReplay
 from ddp_doctor.probes.loaders import LoaderProbe
-from ddp_doctor.probes.options import OPTIONS, OptionProbe
+from ddp_doctor.probes.options import OPTIONS, watch_options
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.written_files import is_cached
 from ddp_doctor.records.recorder import Recorder
@@ -52,7 +52,7 @@ def test_dropout_without_gradients_is_seen(call: Any, seen: int, tmp_path: Path)
 
 
 def test_the_ranks_of_a_program_with_many_epochs_end_with_the_same_one(tmp_path: Path, monkeypatch: Any) -> None:
-    ranks = [LoaderProbe(Recorder(tmp_path), SPEC, None, lambda: None, lambda: None) for _ in range(2)]
+    ranks = [LoaderProbe(Recorder(tmp_path), SPEC) for _ in range(2)]
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     ended = []
@@ -81,7 +81,7 @@ def test_an_option_that_resumes_is_known(
 ) -> None:
     monkeypatch.setattr(argparse.Action, "__init__", argparse.Action.__init__)
     monkeypatch.setattr(sys, "argv", ["train.py", "--given=yes"])
-    OptionProbe(tmp_path, SPEC).install()
+    watch_options(tmp_path, SPEC)
     argparse.ArgumentParser().add_argument(*names, **values)
     path = tmp_path / OPTIONS
     assert (json.loads(path.read_text()) if path.exists() else None) == found

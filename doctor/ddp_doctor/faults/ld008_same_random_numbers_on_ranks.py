@@ -150,7 +150,7 @@ def _step(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankReco
 
 def _of_torch(drawn: Sequence[Event], record: RankRecord) -> Finding:
     for batch in drawn:
-        if into := [draw for draw in batch["flows"] if draw["into"] == "data"]:
+        if into := batch["flows"]:
             what = f"torch.{into[0]['op']} decides which samples or inputs the model gets"
             return _finding(record, "torch", batch["step"], what, into[0]["place"], data=True)
     what = f"the model draws {drawn[0]['drawn']} values, such as those of dropout"

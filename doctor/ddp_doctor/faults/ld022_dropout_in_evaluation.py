@@ -56,7 +56,7 @@ def check(evidence: Evidence) -> list[Finding]:
     for record in evidence.ranks:
         for event, forward in _dropouts(record):
             modes, active = (forward["modes"], forward["random"]) if forward else ({}, [])
-            where = event["step"], next(iter(active), ""), f"a rate of {event['rate']:.2g}", event["place"]
+            where = event["step"], next(iter(active), ""), "", event["place"]
             message = f"In evaluation, dropout is active in {listed(active) or 'the model'}"
             if not active or all(modes.values()):
                 why = "eval() is not called" if modes and all(modes.values()) else "it ignores the mode of the model"

@@ -62,10 +62,10 @@ def _not_saved(record: RankRecord) -> Finding | None:
     event, events = full[-1], record.of_kind("saved")
     where = event["step"], "", "", _place(event, record)
     tensors = {digest for one in events for digest in one["tensors"]}
-    for copy in _averages(record, event):
-        missing = [digest for digest in copy["digests"] if digest not in tensors]
-        if 2 * len(missing) > len(copy["digests"]):
-            return fault(f"A {copy['name']} {_AVERAGE}, but the checkpoint does not contain it.", *where)
+    for name, digests in _averages(record, event):
+        missing = [digest for digest in digests if digest not in tensors]
+        if 2 * len(missing) > len(digests):
+            return fault(f"A {name} {_AVERAGE}, but the checkpoint does not contain it.", *where)
     # A checkpoint may consist of several files.
     saved = sum({one["file"]: one["optimizers"] for one in events}.values())
     if saved < event["stateful"]:
@@ -80,10 +80,13 @@ def _checkpoints(record: RankRecord) -> list[Event]:
     return [event for event in events if event["optimizers"] and set(event["weights"]) <= tensors]
 
 
-def _averages(record: RankRecord, event: Event) -> Iterator[Event]:
-    """Yields what has tensors of the weights' shapes and changes in each step, when a checkpoint was saved."""
-    for copy in event["copies"]:
-        changes = [survey["digests"].get(copy["id"]) for survey in record.of_kind("copies")][1:]
+def _averages(record: RankRecord, event: Event) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yields what has tensors of the weights' shapes and changes in each step, as a checkpoint has saved it.
+
+    Of each, it yields the type and the digests of the tensors.
+    """
+    for key, copy in event["copies"].items():
+        changes = [survey["copies"].get(key) for survey in record.of_kind("state")][1:]
         if len(set(changes)) > 1 and len(set(changes)) == len(changes) and None not in changes:
             yield copy
 
@@ -102,7 +105,7 @@ def _option(run: Run) -> list[str]:
 
 def _not_restored(firsts: Sequence[RankRecord], ranks: Sequence[RankRecord]) -> Finding | None:
     """Returns a finding of state that a resumed program lacks, or why that is not known."""
-    begins = [record.of_kind("continued") for record in ranks]
+    begins = [record.of_kind("state") for record in ranks]
     if not all(begins):
         return _unknown("started again after its checkpoint, the program takes no step.")
     weights = begins[0][0]["weights"]
@@ -134,11 +137,11 @@ def _lost(first: RankRecord, ranks: Sequence[RankRecord], begins: Sequence[Seque
                 return f"The checkpoint has the state of an optimizer, but rank {record.rank} does not restore it."
         # What was read from the checkpoint, and does not change, is not the average.
         changing = [
-            sorted(values) for key, values in surveys[0]["copies"].items() if surveys[-1]["copies"].get(key) != values
+            sorted(copy[1]) for key, copy in surveys[0]["copies"].items() if surveys[-1]["copies"].get(key) != copy
         ]
-        for copy in _averages(first, saved) if len(surveys) > 1 else ():
-            if sorted(copy["digests"]) not in changing:
-                return f"A {copy['name']} {_AVERAGE}, but a resumed run begins with other values of it."
+        for name, digests in _averages(first, saved) if len(surveys) > 1 else ():
+            if sorted(digests) not in changing:
+                return f"A {name} {_AVERAGE}, but a resumed run begins with other values of it."
     return ""
 
 

@@ -13,8 +13,6 @@ _KEPT = {"init_process_group", "seed", "open", "save", "lock", "collective", "sc
 _MOST_SECONDS = 5.0
 # Seconds that a rank which has seen enough waits until it is known whether the others need it.
 _MOST_SECONDS_AT_END = 15.0
-# Seconds that it trains on for them: what they wait for may be the end of the whole training.
-_MOST_SECONDS_LONGER = 30.0
 
 
 class AloneProbe:
@@ -28,7 +26,6 @@ class AloneProbe:
         self.recorder, self._others = recorder, spec.world_size - 1
         self.steps = 0
         self._together = self._others == 0
-        self._enough = 0.0
 
     def is_alone(self, *, soon: bool = False) -> bool:
         """Returns whether another rank waits for this one; ranks that have trained together are never alone again.
@@ -54,9 +51,6 @@ class AloneProbe:
         the same step together.
         """
         folder, latest = self.recorder.folder, time.monotonic() + _MOST_SECONDS_AT_END
-        self._enough = self._enough or time.monotonic()
-        if time.monotonic() > self._enough + _MOST_SECONDS_LONGER:
-            return False
         (folder / f"enough{self.recorder.rank}").touch()
         own = self.recorder.collectives
         while time.monotonic() < latest:

@@ -71,8 +71,6 @@ class BranchProbe:
         self._left = _MOST_LINES
         # The condition that each frame evaluates, and the number of collectives before it.
         self._open: dict[int, tuple[dict[str, Any], int]] = {}
-        # Imports of libraries call functions by the million.
-        self._followed: dict[str, bool] = {}
 
     def install(self) -> None:
         """Begins to follow this thread, including the functions that run already."""
@@ -83,11 +81,7 @@ class BranchProbe:
             sys.settrace(self._on_call)
 
     def _on_call(self, frame: Any, event: str, arg: Any) -> Any:
-        path = frame.f_code.co_filename
-        followed = self._followed.get(path)
-        if followed is None:
-            followed = self._followed[path] = is_user_file(path)
-        return self._on_line if followed and self._left > 0 else None
+        return self._on_line if is_user_file(frame.f_code.co_filename) else None
 
     def _on_line(self, frame: Any, event: str, arg: Any) -> Any:
         self._left -= 1
@@ -102,10 +96,9 @@ class BranchProbe:
                 # The condition has combined its numbers over the ranks.
                 time["reads"] = {}
         path, line = frame.f_code.co_filename, frame.f_lineno
-        operands = operands_of_file(path).get(line) if event == "line" else None
-        times = self.times.setdefault(f"{path}:{line}", []) if operands is not None else []
-        if operands is not None and len(times) < _MOST_TIMES:
-            time = {"step": self.recorder.step, "then": None, "reads": values_of(operands, frame)}
-            times.append(time)
-            self._open[id(frame)] = time, self.recorder.collectives
+        if event == "line" and (operands := operands_of_file(path).get(line)) is not None:
+            times = self.times.setdefault(f"{path}:{line}", [])
+            if len(times) < _MOST_TIMES:
+                times.append({"step": self.recorder.step, "then": None, "reads": values_of(operands, frame)})
+                self._open[id(frame)] = times[-1], self.recorder.collectives
         return self._on_line

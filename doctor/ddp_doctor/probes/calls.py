@@ -57,6 +57,7 @@ class CallProbe:
     def __init__(self, recorder: Recorder, spec: Spec, steps: StepProbe) -> None:
         self.recorder, self.spec, self.steps = recorder, spec, steps
         self._depth = 0
+        self._has_hooks = False
         self.before_collective: Callable[[], None] = lambda: None
         # Asynchronous collectives that nobody has waited for, with their events and the memory of their results.
         self._begun: list[tuple[dist.Work, dict[str, Any], set[int]]] = []
@@ -97,12 +98,17 @@ class CallProbe:
             tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor)]
             # Another thread, as that of an asynchronous checkpoint, has an order of its own. A communication hook calls
             # its second collective in whichever thread the first one ends: that of the backward pass, or another one.
-            of_hook = self.recorder.has_hooks and in_backward()
+            of_hook = self._has_hooks and in_backward()
             aside = threading.current_thread() is not threading.main_thread() or of_hook
-            group = aside or any(_is_subgroup(value) for value in [*args, *kwargs.values()])
-            size = tensors[0].numel() if tensors else 0
-            values = {"op": original.__name__, "subgroup": group, "size": size, "direct": is_called_by_user()}
-            event = self.recorder.add("collective", value=None, **values)
+            groups = [value for value in [*args, *kwargs.values()] if isinstance(value, dist.ProcessGroup)]
+            event = self.recorder.add(
+                "collective",
+                value=None,
+                op=original.__name__,
+                subgroup=aside or any(group.size() < dist.get_world_size() for group in groups),
+                size=tensors[0].numel() if tensors else 0,
+                direct=is_called_by_user(),
+            )
             result = original(*args, **kwargs)
             if tensors and tensors[0].numel() == 1 and not kwargs.get("async_op"):
                 event["value"] = float(tensors[0])
@@ -121,15 +127,12 @@ class CallProbe:
         if not self._begun:
             return
         gradients = {parameter.grad.data_ptr() for parameter in parameters if parameter.grad is not None}
-        left = []
-        for begun in self._begun:
+        for begun in list(self._begun):
             _, event, results = begun
             # The results of one step may be waited for in the next.
             if results & gradients or event["step"] < self.recorder.step - 2:
                 self.recorder.add("not_waited", op=event["op"], of=event["place"])
-            else:
-                left.append(begun)
-        self._begun = left
+                self._begun.remove(begun)
 
     def _on_init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         backend = args[0] if args else kwargs.pop("backend", None)
@@ -179,13 +182,8 @@ class CallProbe:
     ) -> Any:
         name = getattr(hook, "__qualname__", type(hook).__name__).replace("<locals>.", "")
         self.recorder.add("comm_hook", name=name)
-        self.recorder.has_hooks = True
+        self._has_hooks = True
         # Compression would hide or feign a fault of the numbers. What the hook does is seen in the other runs.
         if self.spec.purpose == "numbers":
             state, hook = ddp.process_group, allreduce_hook
         return original(ddp, state, hook)
-
-
-def _is_subgroup(value: Any) -> bool:
-    """Returns whether a value is a process group of some ranks."""
-    return isinstance(value, dist.ProcessGroup) and value.size() < dist.get_world_size()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ddp_doctor.probes.generators import OwnGenerators, drawn, states_of_global, values_drawn
+from ddp_doctor.probes.generators import OwnGenerators, states_of_global, values_drawn
 from ddp_doctor.records.recorder import Recorder, user_place
 from ddp_doctor.records.spec import OWN, Spec
 from ddp_doctor.torch_internals import DispatchMode, in_backward, tree_leaves
@@ -16,15 +17,11 @@ from ddp_doctor.torch_internals import DispatchMode, in_backward, tree_leaves
 if TYPE_CHECKING:
     from ddp_doctor.probes.micro_batches import RankBatches
 
-_MOST_DRAWS = 50
 # These operators take the shape of a tensor, not its values.
 _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full")
 _DROPS = ("dropout", "rrelu", "scaled_dot_product", "lstm", "gru", "rnn_")
+# In inference mode, these operators draw as a whole, without the mark of those that draw.
 _RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
-# Dropouts in evaluation that are recorded.
-_MOST_EVENTS = 8
-# A draw that is followed.
-Followed = dict[str, Any]
 
 
 class DrawFlow:
@@ -34,14 +31,13 @@ class DrawFlow:
     sees. A draw that meets activations, such as a dropout mask, does not.
 
     Attributes:
-        draws: The draws of this step: operator, number of values, `into` (`data`, `model`, or empty if it met neither),
-            whether it drops values, and the user's place.
+        draws: The draws of this step that decide about data, with their operator and the user's place.
     """
 
-    def __init__(self, recorder: Recorder | None = None) -> None:
-        self.draws: list[Followed] = []
-        self._recorder, self._left, self._follows = recorder, _MOST_EVENTS, True
-        self._mask: tuple[torch.Tensor, float] | None = None
+    def __init__(self, recorder: Recorder) -> None:
+        self.draws: list[dict[str, Any]] = []
+        self._recorder, self._follows = recorder, True
+        self._mask: torch.Tensor | None = None
         # What a tensor is, by its identity: "data", "activation", or the draws that are in it.
         self._known: Any = WeakIdKeyDictionary()
 
@@ -53,14 +49,16 @@ class DrawFlow:
             if isinstance(leaf, torch.Tensor):
                 self._known[leaf] = "data"
 
-    def see(self, schema: Any, args: Any, kwargs: Any, outputs: Iterable[torch.Tensor], drew: bool) -> None:
+    def see(self, name: str, args: Any, kwargs: Any, outputs: Iterable[torch.Tensor], drew: bool) -> None:
         """Takes an operator that was run, and may have drawn globally; records dropout in evaluation."""
-        if self._recorder and self._left and not torch.is_grad_enabled() and (rate := self._rate(schema, args, kwargs)):
-            self._left -= 1
-            self._recorder.add("dropout", rate=rate)
+        # Outside of inference mode, dropout is a mask that is divided by the share that is kept.
+        is_mask = name == "aten::div_" and args[0] is self._mask
+        self._mask = args[0] if drew and name == "aten::bernoulli_" else None
+        is_dropout = is_mask or (drew and any(part in name for part in _DROPS))
+        if is_dropout and not torch.is_grad_enabled():
+            self._recorder.add("dropout")
         if not self._follows or in_backward():
             return
-        name = schema.name
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if name.endswith(_SHAPE_ONLY) or (drew and name.endswith("_")):
             inputs = []
@@ -69,44 +67,17 @@ class DrawFlow:
         trained = [tensor.requires_grad for tensor in inputs]
         met, data = "activation" in known, "data" in known
         into_data = data or any(of for of, kind in zip(trained, known, strict=True) if not isinstance(kind, list))
-        for draw in sources:
-            if not draw["drops"]:
-                draw["into"] = (draw["into"] or "model") if met else "data" if into_data else draw["into"]
-        if name == "aten::div_" and sources and sources[0]["op"] == "bernoulli_":
-            # Dropout that is made of a mask, divided by the share that is kept.
-            sources[0] |= {"into": "model", "drops": True}
-        if drew and len(self.draws) < _MOST_DRAWS:
-            drops = any(part in name for part in _DROPS)
-            draw = {
-                "drops": drops,
-                "op": name.partition("::")[2],
-                "values": max((out.numel() for out in outputs), default=0),
-                "into": "model" if drops or met else "",
-                "place": user_place(),
-            }
-            self.draws.append(draw)
-            sources = [*sources, draw]
+        if into_data and not met:
+            self.draws += [draw for draw in sources if draw not in self.draws]
+        if is_mask:
+            sources = []
+        # One value for a batch does not differ between its samples.
+        elif drew and not is_dropout and any(out.numel() > 1 for out in outputs):
+            sources = [*sources, {"op": name.partition("::")[2], "place": user_place()}]
         is_activation = met or (any(trained) and not all(trained))
-        if kind := "activation" if is_activation else sources or ("data" if data else None):
-            for out in outputs:
-                self._known[out] = kind
-
-    def found(self) -> list[Followed]:
-        """Returns the draws of more than one value, which differ between samples."""
-        return [draw for draw in self.draws if draw["values"] > 1]
-
-    def _rate(self, schema: Any, args: Any, kwargs: Any) -> float:
-        mask, self._mask = self._mask, None
-        if schema.name == "aten::bernoulli_" and schema.overload_name == "float":
-            self._mask = (args[0], float(args[1] if len(args) > 1 else kwargs.get("p", 0.5)))
-        elif schema.name == "aten::div_" and mask and args[0] is mask[0] and args[1:2] == (mask[1],):
-            # Outside of inference mode, dropout is a mask that is divided by the share that is kept.
-            return 1 - mask[1]
-        elif "dropout" in schema.name or "scaled_dot_product" in schema.name or schema.name in _RECURRENT:
-            values = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
-            rate = next((values[name] for name in ("dropout_p", "dropout", "p") if values.get(name)), 0.0)
-            return float(rate) if values.get("train", True) is not False else 0.0
-        return 0.0
+        kind = "activation" if is_activation else sources or ("data" if data else None)
+        for out in outputs:
+            self._known[out] = kind
 
 
 _DROPOUT = "aten::native_dropout"
@@ -147,20 +118,20 @@ class RandomReplay(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator; if it draws random numbers, records or replaces them."""
-        may_draw = torch.Tag.nondeterministic_seeded in func.tags
+        name = func._schema.name
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags or name in _RECURRENT
         if not may_draw and self.flow is None:
             return func(*args, **(kwargs or {}))
         private = (kwargs or {}).get("generator") is not None or any(isinstance(arg, torch.Generator) for arg in args)
-        before = torch.default_generator.get_state() if may_draw else None
+        before = _states() if may_draw else []
         result = func(*args, **(kwargs or {}))
         # Attention without dropout is marked as an operator that draws, but does not; whether a program takes it may
         # depend on the masks of a batch.
-        draws = before is not None and (private or _may_have_changed(before))
-        name = func._schema.name
+        draws = may_draw and (private or not all(map(torch.equal, before, _states())))
         parts = result if isinstance(result, tuple | list) else (result,)
         outputs = [out for out in parts if isinstance(out, torch.Tensor)]
         if self.flow is not None:
-            self.flow.see(func._schema, args, kwargs or {}, outputs, drew=draws and not private)
+            self.flow.see(name, args, kwargs or {}, outputs, drew=draws and not private)
         if not draws:
             return result
         if not private:
@@ -200,21 +171,19 @@ class RandomReplay(DispatchMode):
         return ""
 
 
-def _may_have_changed(before: torch.Tensor) -> bool:
-    """Returns whether the CPU's generator was used since this state; with real GPUs, that is not known."""
-    return bool(torch.cuda.default_generators) or not torch.equal(before, torch.default_generator.get_state())
+def _states() -> list[torch.Tensor]:
+    """Returns the states of torch's global generators, of the CPU and of real GPUs."""
+    return [generator.get_state() for generator in (torch.default_generator, *torch.cuda.default_generators)]
 
 
 def joining_axis(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> int | None:
     """Returns the dimension along which the parts have the shape of the whole; None if there is none."""
-    if any(part.ndim != whole.ndim for part in parts):
-        return None
+    shapes = [torch.empty(part.shape, device="meta") for part in parts]
     for axis in range(whole.ndim):
-        rest = whole.shape[:axis] + whole.shape[axis + 1 :]
-        if sum(part.shape[axis] for part in parts) == whole.shape[axis] and all(
-            part.shape[:axis] + part.shape[axis + 1 :] == rest for part in parts
-        ):
-            return axis
+        # Other shapes raise an error.
+        with suppress(RuntimeError, IndexError):
+            if torch.cat(shapes, axis).shape == whole.shape:
+                return axis
     return None
 
 
@@ -257,8 +226,8 @@ class DrawProbe:
         batch["drawn"] = self.tape.most
         values = values_drawn(self._hidden, states_of_global())
         batch["hidden"] = {name: number for name, number in values.items() if number}
-        batch["own_step"] = drawn(self._own, self.own.states())
-        batch["flows"] = self.tape.flow.found() if self.tape.flow else []
+        batch["own_step"] = self.own.drawn(self._own)
+        batch["flows"] = self.tape.flow.draws if self.tape.flow else []
         hidden = [*batch["hidden"], *([OWN] if batch["own_step"] else [])]
         self.recorder.add("drew", hidden=" and ".join(hidden))
         draws, self.tape.draws = self.tape.draws, []

@@ -40,9 +40,9 @@ class OwnGenerators:
         """Returns their states by their place."""
         return {place: _state(generator) for place, generator in enumerate(self.known)}
 
-    def digests(self) -> list[str]:
-        """Returns digests of their states, in any order."""
-        return sorted(map(digest, self.states().values()))
+    def drawn(self, before: dict[int, Any]) -> dict[str, int]:
+        """Returns how many words were drawn from each since it had these states, by the digest of the state."""
+        return {digest(before[place]): number for place, number in values_drawn(before, self.states()).items()}
 
 
 def states_of_global() -> dict[str, Any]:
@@ -53,11 +53,6 @@ def states_of_global() -> dict[str, Any]:
 def values_drawn(before: dict[Any, Any], after: dict[Any, Any]) -> dict[Any, int]:
     """Returns how many words were drawn from each generator that has changed between two moments, up to 10,000."""
     return {key: _distance(state, after[key]) for key, state in before.items() if digest(state) != digest(after[key])}
-
-
-def drawn(before: dict[int, Any], after: dict[int, Any]) -> dict[str, int]:
-    """Returns the same by the digest of the state."""
-    return {digest(before[place]): number for place, number in values_drawn(before, after).items()}
 
 
 def _distance(before: Any, after: Any) -> int:

@@ -20,9 +20,9 @@ from ddp_doctor.probes.alone import AloneProbe
 from ddp_doctor.probes.branches import BranchProbe
 from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.loaders import LoaderProbe
-from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches, initial_weights
+from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches, initial_weights, records_of
 from ddp_doctor.probes.modules import ModuleProbe
-from ddp_doctor.probes.options import OptionProbe
+from ddp_doctor.probes.options import watch_options
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.trainers import TrainerProbe
@@ -50,22 +50,17 @@ class Probes:
         self.spec = spec
         self.recorder = Recorder(folder)
         changes = spec.interventions
-        by_turns = bool(changes.get("micro_batches"))
-        joined = bool(spec.feed) and not by_turns
-        feed = RankBatches(Path(spec.feed), int(changes["ranks"])) if joined else None
+        ranks = records_of(Path(spec.feed), int(changes["ranks"])) if spec.feed else []
+        feed = RankBatches(ranks) if ranks and not changes.get("micro_batches") else None
         self.steps = StepProbe(self.recorder, spec)
-        micro = MicroBatchProbe(self.recorder, self.steps)
-        if by_turns:
-            micro.follow(Path(spec.feed), int(changes["ranks"]))
-        self.micro = micro if spec.purpose == "numbers" and not joined else None
+        in_turn = spec.purpose == "numbers" and not feed
+        self.micro = MicroBatchProbe(self.recorder, self.steps, ranks) if in_turn else None
         self.modules = ModuleProbe(self.recorder, spec, self.steps, self.micro)
         self.alone = AloneProbe(self.recorder, spec)
-        self.loaders = LoaderProbe(
-            self.recorder, spec, feed, self.finish, self._on_first_batch, self.micro, self.alone.is_alone
-        )
+        self.loaders = LoaderProbe(self.recorder, spec, feed, self.micro)
         self.calls = CallProbe(self.recorder, spec, self.steps)
         self.files = FileProbe(self.recorder, self.steps.state)
-        self._starts = feed is not None
+        self._started = False
         self._since = 0.0
 
     def install(self) -> None:
@@ -82,15 +77,14 @@ class Probes:
             wrap(torch.autocast, "__exit__", lambda original, mode, *_: None)
             # As libraries do with logits before the loss.
             wrap(torch.Tensor, "float", lambda original, x: x if x.dtype is torch.float64 else original(x))
-        others = (
-            TrainerProbe(self.recorder, self.spec, self.modules.name),
-            ReportProbe(self.recorder),
-            OptionProbe(self.recorder.folder, self.spec),
-        )
+        others = TrainerProbe(self.recorder, self.spec, self.modules.name), ReportProbe(self.recorder)
         for probe in (self.steps, self.modules, self.loaders, self.calls, self.files, *others):
             probe.install()
+        watch_options(self.recorder.folder, self.spec)
         if self.micro:
             self.micro.install()
+        self.loaders.finish, self.loaders.first_batch = self.finish, self._on_first_batch
+        self.loaders.is_alone = self.alone.is_alone
         self.steps.step_ended = self._after_step
         self.calls.before_collective = self._before_collective
         self.watch()
@@ -127,27 +121,27 @@ class Probes:
 
     def end(self, *, reached_end: bool, error: dict[str, Any] | None = None) -> None:
         """Writes the record of a program that came to its end, or to an error."""
+        # A stream that the doctor has shortened; the program does not expect its end.
+        cut = error and self.loaders.shortened and "StopIteration" in (error["type"], error["message"][-13:])
+        error = None if cut else error
         if self.spec.later and not self.recorder.later and not error:
             self._begin_later()
-        recorder, cut = self.recorder, self._complete(reached_end=reached_end, error=error)
+        recorder = self.recorder
+        self._complete(reached_end=reached_end, error=error)
         for name in (WRITTEN, "done"):
             (recorder.folder / f"{name}{recorder.rank}").touch()
         if cut:
             # Its exit code would make a launcher end the other ranks before they have written their records.
             self._wait()
 
-    def _complete(self, *, reached_end: bool, error: dict[str, Any] | None) -> bool:
-        """Writes the record of a part; returns whether it ended because the doctor has shortened a stream."""
+    def _complete(self, *, reached_end: bool, error: dict[str, Any] | None) -> None:
+        """Writes the record of a part."""
         recorder = self.recorder
-        # A stream that the doctor has shortened; the program does not expect its end.
-        cut = error and self.loaders.shortened and "StopIteration" in (error["type"], error["message"][-13:])
-        if cut:
-            error = None
         failures = [*(self.loaders.feed.failures if self.loaders.feed else []), *self.loaders.draws.tape.failures]
         if error:
             recorder.add("error", **error)
         else:
-            self.loaders.samples.datasets.call()
+            self.loaders.samples.call_datasets()
         recorder.add(
             "end",
             reached_end=reached_end,
@@ -156,7 +150,6 @@ class Probes:
             libraries=sorted(_LIBRARIES & sys.modules.keys()),
         )
         recorder.write()
-        return bool(cut)
 
     def _before_collective(self) -> None:
         """Begins again if this rank has trained alone so far: now it joins the others."""
@@ -196,16 +189,13 @@ class Probes:
 
     def _on_first_batch(self) -> None:
         """Watches parameters that were unfrozen, and gives this process the weights that the ranks began with."""
-        self.steps.gradients.watch(self.steps.parameters().values())
-        feed = self.loaders.feed
-        if not self._starts or feed is None:
+        parameters, feed = self.steps.parameters(), self.loaders.feed
+        self.steps.gradients.watch(parameters.values())
+        if not feed or not parameters or self._started:
             return
-        parameters, initial = self.steps.parameters(), initial_weights(feed.tensors[0])
-        if not parameters:
-            return
-        self._starts = False
+        self._started = True
         with torch.no_grad():
-            for key, tensor in initial.items():
+            for key, tensor in initial_weights(feed.tensors[0]).items():
                 if key in parameters and parameters[key].shape == tensor.shape:
                     parameters[key].copy_(tensor)
                 else:

@@ -15,20 +15,26 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_doctor.probes.draws import DrawProbe
-from ddp_doctor.probes.generators import OwnGenerators, drawn, generators
+from ddp_doctor.probes.generators import OwnGenerators, generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches
-from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader
+from ddp_doctor.probes.samples import SampleProbe, base_indices, below_subsets, describe_loader
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder, agreed, caller, number_of, sample_digests, user_frames
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_indices, without_modes
+from ddp_doctor.torch_internals import (
+    drain,
+    graph_nodes,
+    index_lists,
+    tree_leaves,
+    tree_map,
+    watch_indices,
+    without_modes,
+)
 
 # Batches of an epoch without an optimizer step, for each step that is wanted.
 _MOST_MICRO_BATCHES = 16
 # Data sets of up to this many times `samples` are evaluated completely.
 _COMPLETE = 20
-# Batches of a stream, if whole epochs are wanted.
-_MOST_OF_STREAM = 1_000
 # Of larger data sets, the order of the first epochs alone is recorded to the end.
 _LARGE = 100_000
 
@@ -39,25 +45,20 @@ class ShortEpoch(Iterator[Any]):
     An epoch counts as training as soon as `backward` is called within it.
     """
 
-    def __init__(self, probe: LoaderProbe, loader: Any, iterator: Any) -> None:
+    def __init__(self, probe: LoaderProbe, loader: Any, iterator: Any, number: int, iteration: int) -> None:
         self.probe, self.iterator = probe, iterator
         recorder = probe.recorder
-        self.loader = probe.number(loader)
+        self.loader, self.iteration = number, iteration
         probe.open.append(self)
-        self.iteration = probe.iterations.get(self.loader, 0)
-        probe.iterations[self.loader] = self.iteration + 1
         self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
         self.first_steps = 0
-        self.indices = LoaderIndices(iterator)
-        self.dataset, self.collate = loader.dataset, None if loader.batch_sampler is None else loader.collate_fn
+        self.lists, self.source = index_lists(iterator), loader
         probe.own.find()
         self.template: Any = None
-        # Backward passes before its first batch.
-        self.begun = -1
         self.event = recorder.add(
             "epoch",
-            **describe_loader(loader, self.indices.is_iterable),
-            base=probe.samples.datasets.number(loader.dataset),
+            **describe_loader(loader),
+            base=number_of(below_subsets(loader.dataset), probe.samples.datasets),
             loader=self.loader,
             iteration=self.iteration,
             by=caller(),
@@ -65,9 +66,6 @@ class ShortEpoch(Iterator[Any]):
             predicts=recorder.predicts,
             worker_generators=[],
         )
-
-    def __iter__(self) -> ShortEpoch:
-        return self
 
     def _is_endless(self) -> bool:
         """Returns whether the program begins the loader again wherever it ends, as `while True: yield from loader`."""
@@ -87,7 +85,7 @@ class ShortEpoch(Iterator[Any]):
         probe.draws.leave()
         self._see_training()
         self._see_steps()
-        feeds = bool(probe.feed and probe.feed.trains(self.loader, self.iteration))
+        feeds = bool(probe.feed and probe.feed.has(self.loader, self.iteration, 0))
         takes_turns = bool(probe.micro and probe.micro.plan) and bool(self.event["gradients"])
         missing = probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)
         self._go_on()
@@ -95,8 +93,6 @@ class ShortEpoch(Iterator[Any]):
             probe.shortened = True
             self._stop()
             raise StopIteration
-        if self.yielded == 0:
-            self.begun = probe.recorder.backwards
         if self.event["gradients"]:
             probe.samples.seed_ranks()
         states, own = generators(), probe.own.states()
@@ -117,7 +113,7 @@ class ShortEpoch(Iterator[Any]):
         batch = probe.samples.perturbed(batch, self.loader)
         event = self._record(batch, states)
         event["at_step"] = generators()
-        event["own_loading"] = sorted(drawn(own, probe.own.states()))
+        event["own_loading"] = sorted(probe.own.drawn(own))
         self.yielded += 1
         self.event["yielded"] = self.yielded
         if self.event["gradients"]:
@@ -127,20 +123,19 @@ class ShortEpoch(Iterator[Any]):
 
     def _collated(self, indices: list[int]) -> Any:
         """Returns a batch with these indices of the data set; None if the loader makes none of indices."""
-        if self.collate is None or self.indices.is_iterable:
+        if self.source.batch_sampler is None or self.event["iterable"]:
             return None
-        return _double(self.collate([self.dataset[index] for index in indices]), self.probe.spec)
+        return _double(self.source.collate_fn([self.source.dataset[index] for index in indices]), self.probe.spec)
 
     def _see_training(self) -> None:
         probe = self.probe
         if self.event["gradients"] and not self.event["trains"] and probe.recorder.backwards > self.backwards_before:
             self.event["trains"] = True
             # Two loaders of one loop, such as those of a GAN, have one epoch.
-            known = [
-                other.event["epoch"] for other in probe.open if other.begun == self.begun and "epoch" in other.event
-            ]
-            self.event["epoch"] = known[0] if known else probe.training_epochs
-            probe.training_epochs += not known
+            others = (other for other in probe.open if other.backwards_before == self.backwards_before)
+            known = next((other.event["epoch"] for other in others if "epoch" in other.event), None)
+            self.event["epoch"] = probe.training_epochs if known is None else known
+            probe.training_epochs += known is None
 
     def _see_steps(self) -> None:
         """Learns from the first two batches whether each of them has the same number of optimizer steps."""
@@ -153,11 +148,13 @@ class ShortEpoch(Iterator[Any]):
 
     def _go_on(self) -> None:
         """Ends the numbers instead of the epoch, if the program is to train on, after the step that is left."""
-        if self.probe.goes_on and self.event["trains"] and self._is_over():
+        probe = self.probe
+        goes_on = probe.spec.later and not probe.recorder.later and not probe.ending
+        if goes_on and self.event["trains"] and self._is_over():
             if self._has_unused():
-                self.probe.ending = True
+                probe.ending = True
             else:
-                self.probe.finish()
+                probe.finish()
 
     def _has_unused(self) -> bool:
         """Returns whether a loader fetches a batch ahead, such as Accelerate's, and the last one was not used yet."""
@@ -168,9 +165,7 @@ class ShortEpoch(Iterator[Any]):
         if spec.later and self.probe.ending:
             # The step before the program trains on.
             return False
-        # A stream may have no end.
-        many = self.yielded >= _MOST_OF_STREAM and self.indices.is_iterable
-        if spec.whole_epochs and spec.purpose == "train" and not many:
+        if spec.whole_epochs and spec.purpose == "train":
             return False
         late = self.probe.training_epochs > self.probe.epochs
         if self.event["trains"]:
@@ -189,20 +184,18 @@ class ShortEpoch(Iterator[Any]):
             return False
         if late:
             return self.yielded >= 1
-        return (
-            sum(len(part) for part in self.indices.lists[: self.yielded]) >= spec.samples
-            or self.yielded >= spec.samples
-        )
+        return self.yielded >= spec.samples or sum(map(len, self.lists[: self.yielded])) >= spec.samples
 
     def _record(self, batch: Any, states: dict[str, str]) -> dict[str, Any]:
         probe, recorder = self.probe, self.probe.recorder
         leaves = tree_leaves(batch)
         trains = self.event["gradients"]
+        indices = self.lists[self.yielded] if self.yielded < len(self.lists) else []
         event = {
             "loader": self.loader,
             "iteration": self.iteration,
             "number": self.yielded,
-            "indices": base_indices(self.dataset, self.indices.of_batch(self.yielded)),
+            "indices": base_indices(self.source.dataset, indices),
             "size": next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim), 0),
             "drawn": 0,
             "trains": trains,
@@ -219,7 +212,7 @@ class ShortEpoch(Iterator[Any]):
                     recorder.keep(f"batch/{name}/{place}", leaf)
             with suppress(TypeError, ValueError, RuntimeError):
                 # An index may be anything.
-                recorder.keep(f"indices/{name}", torch.tensor(self.indices.of_batch(self.yielded), dtype=torch.long))
+                recorder.keep(f"indices/{name}", torch.tensor(indices, dtype=torch.long))
         return recorder.add("batch", **event)
 
     def _stop(self) -> None:
@@ -234,28 +227,32 @@ class ShortEpoch(Iterator[Any]):
             return
         probe.open.remove(self)
         self._see_training()
-        self.event["drained"] = self.event["complete"] or (not self._is_dear() and self.indices.drain())
-        positions = list(itertools.chain(*self.indices.lists))
-        self.event["indices"] = base_indices(self.dataset, positions)
+        self.event["drained"] = self.event["complete"] or self._drain()
+        positions = list(itertools.chain(*self.lists))
+        self.event["indices"] = base_indices(self.source.dataset, positions)
         # In the data set of the loader: a Subset may have another order.
         self.event["ascending"] = positions == sorted(set(positions))
         self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
-        self.event["sizes"] = [len(part) for part in self.indices.lists]
+        self.event["sizes"] = list(map(len, self.lists))
         if self.event["trains"] and probe.is_alone(soon=True):
             return
         numbers = probe.spec.purpose == "numbers" and not probe.recorder.later
         done = numbers and self.event["trains"] and probe.training_epochs >= probe.epochs
         if done and self._has_unused():
+            # After the next optimizer step, or before the next epoch. The draws belong to a batch until then.
+            probe.ending = True
             last = {"loader": self.loader, "iteration": self.iteration, "number": self.yielded, "trains": True}
-            probe.end_later(last)
+            probe.draws.leave()
+            probe.draws.enter(last, None)
         elif done or probe.is_last(trains=self.event["trains"]):
             probe.finish()
 
-    def _is_dear(self) -> bool:
-        """Returns whether the rest of this order takes long to record, and says no more than that of other epochs."""
-        spec = self.probe.spec
-        later = self.probe.training_epochs > self.probe.epochs or self.iteration >= self.probe.epochs
-        return (later or spec.purpose == "numbers") and (self.event["samples"] or 0) > _LARGE
+    def _drain(self) -> bool:
+        """Takes the rest of the order, of large data sets in the first epochs alone; returns whether it ended."""
+        probe, spec = self.probe, self.probe.spec
+        is_first = spec.purpose != "numbers" and max(probe.training_epochs, self.iteration + 1) <= probe.epochs
+        is_small = (self.event["samples"] or 0) <= _LARGE
+        return not self.event["iterable"] and (is_first or is_small) and drain(self.iterator)
 
 
 def _double(batch: Any, spec: Spec) -> Any:
@@ -271,32 +268,22 @@ _LAST_EPOCH = "last_epoch"
 class LoaderProbe:
     """Observes the DataLoaders.
 
-    Args:
-        recorder: Takes the events.
-        spec: The run.
-        feed: The batches of another run, or None.
+    Attributes:
         finish: Called when everything that is wanted was seen; it does not return.
         first_batch: Called with each training batch, before it is given to the user's code.
-        micro: Records the micro-batches, or gives those of the ranks; None in other runs.
         is_alone: Whether the others wait for what this rank trains alone, so that the run must not end.
     """
 
     def __init__(
-        self,
-        recorder: Recorder,
-        spec: Spec,
-        feed: RankBatches | None,
-        finish: Callable[[], None],
-        first_batch: Callable[[], None],
-        micro: MicroBatchProbe | None = None,
-        is_alone: Callable[..., bool] = lambda **_: False,
+        self, recorder: Recorder, spec: Spec, feed: RankBatches | None = None, micro: MicroBatchProbe | None = None
     ) -> None:
-        self.recorder, self.spec, self.feed, self.finish, self.first_batch = recorder, spec, feed, finish, first_batch
-        self.micro, self.is_alone = micro, is_alone
+        self.recorder, self.spec, self.feed, self.micro = recorder, spec, feed, micro
+        self.finish: Callable[[], None] = lambda: None
+        self.first_batch: Callable[[], None] = lambda: None
+        self.is_alone: Callable[..., bool] = lambda **_: False
         self.samples = SampleProbe(recorder, spec)
         self.own = OwnGenerators()
         self.draws = DrawProbe(recorder, spec, feed, self.own)
-        self.iterations: dict[int, int] = {}
         # The generator function of the user that has begun each loader.
         self.generators: dict[int, FrameType | None] = {}
         # Optimizer steps after each batch of the first epoch; 0 if they vary or the program fetches batches ahead.
@@ -304,6 +291,7 @@ class LoaderProbe:
         self.training_epochs = 0
         self.shortened = self.ending = False
         self.open: list[ShortEpoch] = []
+        # In the order of first use.
         self._loaders: list[Any] = []
         self._since = 0.0
 
@@ -311,11 +299,6 @@ class LoaderProbe:
     def epochs(self) -> int:
         """Training epochs of the usual length in this part of the run."""
         return 2 if self.recorder.later else self.spec.epochs
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the program is to train on after the numbers, which are not complete yet."""
-        return self.spec.later and not self.recorder.later and not self.ending
 
     @property
     def trains(self) -> bool:
@@ -331,36 +314,26 @@ class LoaderProbe:
         )
 
     def _on_iter(self, original: Callable[..., Any], loader: Any) -> Iterator[Any]:
-        number = self.number(loader)
+        number = number_of(loader, self._loaders)
+        iteration = sum(event["kind"] == "epoch" and event["loader"] == number for event in self.recorder.events)
         for epoch in [epoch for epoch in self.open if epoch.loader == number]:
             epoch.end()
         if self.ending:
             self.finish()
-        self.samples.prepare(loader, number, self.iterations.get(number, 0), self.training_epochs)
+        self.samples.prepare(loader, number, iteration, self.training_epochs)
         # The seed of the workers is drawn here, which is no draw of the step.
         with without_modes():
             iterator = original(loader)
-        return ShortEpoch(self, loader, iterator)
+        return ShortEpoch(self, loader, iterator, number, iteration)
 
     def forget(self) -> None:
         """Forgets the loaders so far."""
         self.draws.leave()
         self.open.clear()
         self._loaders.clear()
-        self.iterations.clear()
         self.generators.clear()
-        self.samples.datasets.found.clear()
+        self.samples.datasets.clear()
         self.training_epochs = 0
-
-    def number(self, loader: Any) -> int:
-        """Returns the number of a loader, in the order of first use."""
-        return number_of(loader, self._loaders)
-
-    def end_later(self, batch: dict[str, Any]) -> None:
-        """Ends the run after the next optimizer step, or before the next epoch; draws belong to a batch until then."""
-        self.ending = True
-        self.draws.leave()
-        self.draws.enter(batch, None)
 
     def is_last(self, *, trains: bool) -> bool:
         """Returns whether the run ends with this epoch.

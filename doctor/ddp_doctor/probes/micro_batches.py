@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import isclose
@@ -18,29 +19,25 @@ from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.torch_internals import in_backward, tree_leaves, tree_map, without_modes
 
 
-def _records(folder: Path, world_size: int) -> list[dict[str, Any]]:
+def records_of(folder: Path, world_size: int) -> list[dict[str, Any]]:
     """Returns what the ranks of a run recorded."""
     # Each process of a command does this, including workers: mapped files are in memory once, and only as needed.
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False, mmap=True) for rank in range(world_size)]
 
 
 class RankBatches:
-    """What the ranks of the run in a folder were given, joined.
+    """What the ranks of a run were given, joined.
+
+    Args:
+        ranks: What they recorded.
 
     Attributes:
         failures: Why a batch could not be joined, in plain words.
     """
 
-    def __init__(self, folder: Path, world_size: int) -> None:
-        loaded = _records(folder, world_size)
-        self.tensors: list[dict[str, torch.Tensor]] = [part["tensors"] for part in loaded]
+    def __init__(self, ranks: Sequence[dict[str, Any]]) -> None:
+        self.tensors: list[dict[str, torch.Tensor]] = [part["tensors"] for part in ranks]
         self.failures: list[str] = []
-        epochs = [event for event in loaded[0]["events"] if event["kind"] == "epoch" and event["trains"]]
-        self._training = {(event["loader"], event["iteration"]) for event in epochs}
-
-    def trains(self, loader: int, iteration: int) -> bool:
-        """Returns whether the ranks trained in this iteration of a loader."""
-        return (loader, iteration) in self._training
 
     def has(self, loader: int, iteration: int, number: int) -> bool:
         """Returns whether all ranks had this batch."""
@@ -59,7 +56,7 @@ class RankBatches:
         shapes = [{tensors[key].shape[1:] for tensors in self.tensors if key in tensors} for key in keys]
         if any(len(one) > 1 for one in shapes) and (found := self._collated(name, collate)) is not None:
             return found
-        places = iter(range(1_000_000))
+        places = itertools.count()
 
         def join(leaf: torch.Tensor) -> torch.Tensor:
             key = f"batch/{name}/{next(places)}"
@@ -110,40 +107,40 @@ _MOST_VALUES = 20_000_000
 _MOST_INPUTS = 100
 
 
-class MicroBatchProbe:
+class MicroBatchProbe(TorchFunctionMode):
     """Records the inputs of each micro-batch of the first step, or replaces them by those of the ranks.
 
     A micro-batch ends with a backward pass. One process gets those of all ranks one after another, whatever it has
     loaded: the tensors that enter the model and the functions of its outputs, the states of the random generators, and
     the initial weights. It may step after the micro-batches of each rank, or after those of all ranks.
 
+    Args:
+        recorder: Takes the inputs.
+        steps: Knows the weights.
+        ranks: What the ranks recorded whose micro-batches this process gets; empty where they are recorded.
+
     Attributes:
         plan: The rank of each micro-batch of this process, and its number there; empty where they are recorded.
-        ranks: The tensors that each rank recorded.
         inside_model: Whether the model is being called.
     """
 
-    def __init__(self, recorder: Recorder, steps: StepProbe) -> None:
+    def __init__(self, recorder: Recorder, steps: StepProbe, ranks: Sequence[dict[str, Any]]) -> None:
+        super().__init__()
         self.recorder, self.steps = recorder, steps
         self.plan: list[tuple[int, int]] = []
-        self.ranks: Sequence[dict[str, torch.Tensor]] = ()
+        for rank, part in enumerate(ranks):
+            passes = [event["step"] for event in part["events"] if event["kind"] == "backward"]
+            self.plan += [(rank, number) for number in range(passes.count(0))]
+        self._ranks: Sequence[dict[str, torch.Tensor]] = [part["tensors"] for part in ranks]
         self.inside_model = False
         self._number = 0
         self._counts: dict[str, int] = {}
-
-    def follow(self, folder: Path, world_size: int) -> None:
-        """Lets this process get the micro-batches of the ranks of a run, from its folder."""
-        loaded = _records(folder, world_size)
-        self.ranks = [part["tensors"] for part in loaded]
-        for rank, part in enumerate(loaded):
-            passes = [event["step"] for event in part["events"] if event["kind"] == "backward"]
-            self.plan += [(rank, number) for number in range(passes.count(0))]
 
     def install(self) -> None:
         """Installs the probe in this thread."""
         self.steps.backward_ended = self._end
         self._at("start")
-        _FunctionInputs(self).__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     @property
     def turn(self) -> tuple[int, int] | None:
@@ -156,7 +153,7 @@ class MicroBatchProbe:
 
     def loaded(self, loader: int, batch: Any) -> Any:
         """Returns the batch that a loader gives to the training."""
-        (batch,), _ = self.inputs(f"loader {loader}", (batch,), {})
+        (batch,), _ = self._inputs(f"loader {loader}", (batch,), {})
         self._at("loaded")
         return batch
 
@@ -166,19 +163,32 @@ class MicroBatchProbe:
             return args, kwargs
         if not any(other.startswith("model ") for other in self._counts):
             self._at("model")
-            weights = initial_weights(self.ranks[self.turn[0]]) if self.turn else {}
+            weights = initial_weights(self._ranks[self.turn[0]]) if self.turn else {}
             with torch.no_grad():
                 for key, parameter in self.steps.parameters().items():
                     if key in weights and weights[key].shape == parameter.shape:
                         parameter.copy_(weights[key])
-        return self.inputs(f"model {name}", args, kwargs)
+        return self._inputs(f"model {name}", args, kwargs)
 
-    def inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Returns the arguments of a call, such as that of a function of the model's outputs."""
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs a function; one that combines outputs of the model with other tensors gets those of a rank."""
+        kwargs = kwargs or {}
+        # A collective has places for the tensors of all ranks, of which one process has its own alone.
+        is_collective = str(getattr(func, "__module__", "")).startswith("torch.distributed")
+        if is_collective or self.inside_model or not torch.is_grad_enabled() or in_backward():
+            return func(*args, **kwargs)
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if any(leaf.requires_grad and not leaf.is_leaf for leaf in leaves) and not all(
+            leaf.requires_grad for leaf in leaves
+        ):
+            args, kwargs = self._inputs(f"function {getattr(func, '__name__', '')}", args, kwargs)
+        return func(*args, **kwargs)
+
+    def _inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         if count > _MOST_INPUTS:
             return args, kwargs
-        place, turn = iter(range(1_000_000)), self.turn
+        place, turn = itertools.count(), self.turn
 
         def take(leaf: torch.Tensor) -> torch.Tensor:
             key = f"input/{{}}/{name}/{count}/{next(place)}"
@@ -186,7 +196,7 @@ class MicroBatchProbe:
                 return leaf
             if self._recording:
                 self.recorder.keep(key.format(self._number), leaf)
-            other = self.ranks[turn[0]].get(key.format(turn[1])) if turn else None
+            other = self._ranks[turn[0]].get(key.format(turn[1])) if turn else None
             if other is None or other.dtype != leaf.dtype or other.ndim != leaf.ndim:
                 return leaf
             is_number = leaf.numel() == other.numel() == 1 and (not leaf.ndim or name.startswith("function"))
@@ -208,30 +218,8 @@ class MicroBatchProbe:
             self.recorder.tensors[f"random/{self._number}/{point}/{name}"] = state
         if self.turn:
             rank, number = self.turn
-            prefix, known = f"random/{number}/{point}/", self.ranks[rank].items()
+            prefix, known = f"random/{number}/{point}/", self._ranks[rank].items()
             set_global_states({name.removeprefix(prefix): state for name, state in known if name.startswith(prefix)})
-
-
-class _FunctionInputs(TorchFunctionMode):
-    """Sees the functions that combine outputs of the model with other tensors."""
-
-    def __init__(self, probe: MicroBatchProbe) -> None:
-        super().__init__()
-        self.probe = probe
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs a function, with the inputs of a rank."""
-        kwargs = kwargs or {}
-        # A collective has places for the tensors of all ranks, of which one process has its own alone.
-        is_collective = str(getattr(func, "__module__", "")).startswith("torch.distributed")
-        if is_collective or self.probe.inside_model or not torch.is_grad_enabled() or in_backward():
-            return func(*args, **kwargs)
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if any(leaf.requires_grad and not leaf.is_leaf for leaf in leaves) and not all(
-            leaf.requires_grad for leaf in leaves
-        ):
-            args, kwargs = self.probe.inputs(f"function {getattr(func, '__name__', '')}", args, kwargs)
-        return func(*args, **kwargs)
 
 
 def initial_weights(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder, digest, is_called_near_user, is_sharded, sample_digests
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.torch_internals import ignored_by_ddp, tree_leaves
+from ddp_doctor.torch_internals import tree_leaves
 
 _MOST_OUTPUTS, _MOST_VALUES, _MOST_OF_A_SAMPLE = 400, 2_000_000, 65_536
 # The steps after which the weights of networks that are not trained are digested, and their most values.
@@ -46,13 +46,6 @@ def normalize_over_ranks(norm: Any, x: torch.Tensor, group: Any = None) -> torch
     if norm.affine:
         normal = normal * norm.weight.view(shape) + norm.bias.view(shape)
     return normal.to(x.dtype)
-
-
-def _hold(module: nn.Module) -> None:
-    """Lets the running statistics of every batch norm stay as they are."""
-    for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            part.momentum = 0.0
 
 
 def _frozen(module: nn.Module) -> dict[str, str]:
@@ -101,7 +94,7 @@ class ModuleProbe:
                 self.names.setdefault(id(part), name)
                 if isinstance(origin := getattr(part, "name_or_path", ""), str) and origin:
                     # A pretrained model of transformers, which loads its weights by itself.
-                    self._mark_loaded(part)
+                    self.steps.loaded |= {id(parameter): parameter for parameter in part.parameters()}
 
     def _on_train(self, module: nn.Module, mode: bool = True) -> None:
         if mode and is_called_near_user(1):
@@ -115,10 +108,9 @@ class ModuleProbe:
         self.name(module)
         self.steps.gradients.watch(module.parameters())
         self.recorder.active = True
-        self.recorder.add("ddp", ignored=ignored_by_ddp(module))
-        result = original(wrapped, module, *args, **kwargs)
-        self._roots.append(wrapped)
-        return result
+        # Parameters and buffers that DistributedDataParallel is told to ignore, such as experts.
+        self.recorder.add("ddp", ignored=sorted(getattr(module, "_ddp_params_and_buffers_to_ignore", ())))
+        return original(wrapped, module, *args, **kwargs)
 
     def _widen(self, module: nn.Module) -> None:
         """Converts a module that was not created in 64 bits, as one whose weights were loaded, at its first call."""
@@ -162,8 +154,7 @@ class ModuleProbe:
                 args, kwargs = self.micro.model_inputs(type(inner).__name__, args, kwargs)
                 self.micro.inside_model = True
             if self.spec.interventions.get("still"):
-                _hold(inner)
-                self._give_other_weights(inner)
+                self._hold(inner)
                 event["weights"] = [] if torch.is_grad_enabled() else list(map(digest, inner.state_dict().values()))
             return original(module, *args, **kwargs)
         finally:
@@ -171,8 +162,11 @@ class ModuleProbe:
             if self.micro:
                 self.micro.inside_model = False
 
-    def _give_other_weights(self, module: nn.Module) -> None:
-        """Adds the same random numbers to the weights on all ranks, if that is the intervention."""
+    def _hold(self, module: nn.Module) -> None:
+        """Keeps the statistics of batch norm, and adds the same numbers to the weights of all ranks, if so wanted."""
+        for part in module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.momentum = 0.0
         number = self.spec.interventions.get("other_weights")
         if number is None or module in self._changed:
             return
@@ -186,11 +180,9 @@ class ModuleProbe:
 
     def _held(self, module: nn.Module) -> str:
         """Returns a digest of the weights of a network that no optimizer has, in the first steps after one."""
-        parameters = list(module.parameters()) if self._is_early() else []
-        trained = {id(parameter) for parameter in self.steps.parameters().values()} if parameters else set()
-        if any(id(parameter) in trained for parameter in parameters):
-            return ""
-        return digest(parameters) if parameters and _are_small(parameters) else ""
+        parameters, trained = list(module.parameters()), set(map(id, self.steps.parameters().values()))
+        is_held = self._is_early() and not trained.intersection(map(id, parameters))
+        return digest(parameters) if is_held and _are_small(parameters) else ""
 
     def _buffers(self, module: nn.Module) -> dict[str, str]:
         """Returns digests of the buffers as the last step left them, apart from those of batch norm, in early steps.
@@ -240,12 +232,7 @@ class ModuleProbe:
             missing=sorted(wanted - given)[:20],
             unexpected=sorted(given - wanted)[:20],
         )
-        self._mark_loaded(module, given)
-
-    def _mark_loaded(self, module: nn.Module, names: Collection[str] | None = None) -> None:
-        self.steps.loaded |= {
-            id(parameter): parameter for name, parameter in module.named_parameters() if names is None or name in names
-        }
+        self.steps.loaded |= {id(value): value for name, value in module.named_parameters() if name in given}
 
 
 def _thinned(output: torch.Tensor) -> torch.Tensor:

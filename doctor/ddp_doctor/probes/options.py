@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,34 +24,29 @@ _RESUMES = re.compile(
 _TAKES_FOLDER = re.compile(r"dir|folder|run")
 
 
-class OptionProbe:
+def watch_options(folder: Path, spec: Spec) -> None:
     """Records the options that resume, of parsers of `argparse`, and adds one of them to the command.
 
     Args:
         folder: Folder of the run.
         spec: The run; its intervention `resume_by` is an option with the path of a checkpoint, if it takes one.
     """
+    words = list(spec.interventions.get("resume_by", ()))
 
-    def __init__(self, folder: Path, spec: Spec) -> None:
-        self.folder = folder
-        self._words: list[str] = list(spec.interventions.get("resume_by", ()))
-
-    def install(self) -> None:
-        """Installs the probe."""
-        wrap(argparse.Action, "__init__", self._on_action)
-
-    def _on_action(self, original: Any, action: argparse.Action, *args: Any, **kwargs: Any) -> None:
+    def on_action(original: Any, action: argparse.Action, *args: Any, **kwargs: Any) -> None:
         original(action, *args, **kwargs)
         option = next((text for text in action.option_strings if _RESUMES.fullmatch(text)), "")
         given = any(word.partition("=")[0] in action.option_strings for word in sys.argv)
         kind = _takes(action, option)
         if not option or not kind or given or action.default or not is_called_near_user(8):
             return
-        if self._words[:1] == [option]:
+        if words[:1] == [option]:
             # The program parses its command after this.
-            sys.argv += [option, *existing(self._words[1:])]
-        with suppress(FileExistsError), (self.folder / OPTIONS).open("x") as file:
+            sys.argv += [option, *map(_existing, words[1:])]
+        with suppress(FileExistsError), (folder / OPTIONS).open("x") as file:
             json.dump([option, kind], file)
+
+    wrap(argparse.Action, "__init__", on_action)
 
 
 def _takes(action: argparse.Action, option: str) -> str:
@@ -64,10 +58,7 @@ def _takes(action: argparse.Action, option: str) -> str:
     return FOLDER if _TAKES_FOLDER.search(option) else FILE
 
 
-def existing(paths: Sequence[str]) -> list[str]:
-    """Returns paths, those that were renamed as the newest file of their folder."""
-    found = []
-    for path in map(Path, paths):
-        others = sorted(path.parent.glob("*"), key=lambda other: other.stat().st_mtime)
-        found.append(str(path if path.exists() or not others else others[-1]))
-    return found
+def _existing(path: str) -> str:
+    """Returns a path, or the newest file of its folder if it was renamed."""
+    others = [] if Path(path).exists() else Path(path).parent.glob("*")
+    return str(max(others, key=lambda other: other.stat().st_mtime, default=path))

@@ -51,18 +51,15 @@ class ReportProbe:
                 self._report([str(msg) % args if args else str(msg)])
 
     def _on_scalar(self, writer: Any, tag: str, scalar_value: Any, *_: Any, **__: Any) -> None:
-        self._report([scalar_value], tag, by_trainer=_is_called_by_trainer())
+        # Lightning's Trainer writes what `self.log` was given.
+        by_trainer = any(frame.f_code.co_filename.endswith("logger_connector.py") for frame in frames())
+        self._report([scalar_value], tag, by_trainer=by_trainer)
 
     def _report(self, values: Any, name: str = "", *, by_trainer: bool = False) -> None:
         numbers = list(_numbers(values))
         if numbers:
             key = " ".join([*user_stack(), name])
             self.recorder.add("reported", key=key, values=numbers, name=name, by_trainer=by_trainer)
-
-
-def _is_called_by_trainer() -> bool:
-    """Returns whether Lightning's Trainer writes what `self.log` was given."""
-    return any(frame.f_code.co_filename.endswith("logger_connector.py") for frame in frames())
 
 
 def _numbers(value: Any, depth: int = 0) -> Iterator[tuple[float, float, str]]:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from ddp_doctor.probes.generators import OwnGenerators, drawn, generators, seed_unseen
-from ddp_doctor.records.recorder import Recorder, digest, number_of
+from ddp_doctor.probes.generators import OwnGenerators, generators, seed_unseen
+from ddp_doctor.records.recorder import Recorder, digest
 from ddp_doctor.records.spec import OWN, Spec
 from ddp_doctor.torch_internals import tree_leaves, tree_map
 
@@ -23,28 +23,27 @@ _MOST_CALLS = 64
 _MOST_SECONDS = 1.0
 # The values of a data set that are recorded: those of all samples, and the first ones of each of their leaves.
 _MOST_ROWS, _MOST_VALUES = 8192, 16
+# Data sets around a Subset, such as one that augments its samples.
+_MOST_LAYERS = 4
 
 
-class Datasets:
-    """Calls the data sets that the loaders of a program have.
+class SampleProbe:
+    """Observes data sets and the seeds of workers, and applies interventions on the order of the samples.
 
     Attributes:
-        found: The data sets below all Subsets, in the order of first use.
+        datasets: The data sets below all Subsets, in the order of first use.
     """
 
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec
-        self.found: list[Any] = []
+        self.datasets: list[Any] = []
+        self._seeded = False
 
-    def number(self, dataset: Any) -> int:
-        """Returns the number of the data set below all Subsets, in the order of first use."""
-        return number_of(below_subsets(dataset), self.found)
-
-    def call(self) -> None:
+    def call_datasets(self) -> None:
         """Calls the data sets directly at the end: which sample an index means, and whether it is random."""
         if self.spec.purpose != "train" or self.spec.interventions:
             return
-        for number, dataset in enumerate(self.found):
+        for number, dataset in enumerate(self.datasets):
             # A data set of the user may raise anything.
             with suppress(Exception):
                 self._call(number, dataset)
@@ -66,7 +65,7 @@ class Datasets:
                 before, before_own = generators(), own.states()
                 calls.append([_leaf_digest(leaf) for leaf in tree_leaves(dataset[index])])
                 used |= {name for name, state in generators().items() if state != before[name]}
-                used |= {OWN} if drawn(before_own, own.states()) else set()
+                used |= {OWN} if own.drawn(before_own) else set()
             # A value that the same seed does not repeat says nothing about the sample.
             seen[str(index)] = [one if one == same else "" for one, same in zip(calls[0], calls[1], strict=False)]
             random_samples += calls[0] != calls[2]
@@ -92,39 +91,6 @@ class Datasets:
             if time.process_time() > begun + _MOST_SECONDS:
                 return
         self.recorder.add("rows", base=number, dataset=type(dataset).__name__, rows=rows)
-
-
-def below_subsets(dataset: Any) -> Any:
-    """Returns the data set below all Subsets."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return dataset
-
-
-def _leaf_digest(leaf: Any) -> str:
-    content = getattr(leaf, "tobytes", None)
-    return digest(leaf) if isinstance(leaf, torch.Tensor) or content is None else digest(str(content()))
-
-
-def _values(leaf: Any) -> list[int] | list[float]:
-    """Returns the first values of a tensor, an array or a number; nothing of what is no number."""
-    with suppress(TypeError, ValueError, RuntimeError):
-        found = torch.as_tensor(leaf).flatten()[:_MOST_VALUES]
-        return [] if found.is_complex() else found.tolist()
-    return []
-
-
-# Data sets around a Subset, such as one that augments its samples.
-_MOST_LAYERS = 4
-
-
-class SampleProbe:
-    """Observes data sets and the seeds of workers, and applies interventions on the order of the samples."""
-
-    def __init__(self, recorder: Recorder, spec: Spec) -> None:
-        self.recorder, self.spec = recorder, spec
-        self.datasets = Datasets(recorder, spec)
-        self._seeded = False
 
     def prepare(self, loader: Any, number: int, iteration: int, epoch: int) -> None:
         """Applies the interventions to a loader before an epoch, and observes its workers."""
@@ -170,9 +136,29 @@ class SampleProbe:
         return self.recorder.folder / f"worker{self.recorder.rank}-{loader}-{iteration}"
 
 
-def describe_loader(loader: Any, is_iterable: bool) -> dict[str, Any]:
+def below_subsets(dataset: Any) -> Any:
+    """Returns the data set below all Subsets."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
+def _leaf_digest(leaf: Any) -> str:
+    content = getattr(leaf, "tobytes", None)
+    return digest(leaf) if isinstance(leaf, torch.Tensor) or content is None else digest(str(content()))
+
+
+def _values(leaf: Any) -> list[int] | list[float]:
+    """Returns the first values of a tensor, an array or a number; nothing of what is no number."""
+    with suppress(TypeError, ValueError, RuntimeError):
+        found = torch.as_tensor(leaf).flatten()[:_MOST_VALUES]
+        return [] if found.is_complex() else found.tolist()
+    return []
+
+
+def describe_loader(loader: Any) -> dict[str, Any]:
     """Returns what is known of an epoch of a loader when it begins."""
-    dataset = loader.dataset
+    dataset, is_iterable = loader.dataset, isinstance(loader.dataset, IterableDataset)
     replicas = max((_replicas(owner) for owner in _owners(loader)), default=0)
     return {
         "sampler": None if is_iterable else type(loader.sampler).__name__,
@@ -245,6 +231,6 @@ def _in_worker(path: str, original: Callable[[int], None] | None, worker: int) -
         original(worker)
     own = OwnGenerators()
     own.find()
-    states = own.digests()
+    states = sorted(map(digest, own.states().values()))
     found = {**generators(), OWN: digest(states), "own_states": states}
     Path(f"{path}-{worker:03d}.json").write_text(json.dumps(found))

@@ -31,24 +31,13 @@ class StateProbe:
         # Repetitions with interventions need none.
         self._most = 2 if spec.continues else 0 if spec.interventions else _MOST_SURVEYS
         self._surveys = 0
-        # The last step of each optimizer, and the last two steps after which the program has saved something.
-        self._stepped: dict[int, int] = {}
-        self._saves = [-1, -1]
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Records digests of the averages in the first steps, or of all state after a restart."""
-        self._stepped[id(optimizer)] = self.recorder.step
+    def before_step(self) -> None:
+        """Records digests of the state in the first steps, and after a restart."""
         trained = self._trained()
         if self._surveys < self._most and trained and sum(value.numel() for value in trained) <= _LARGE:
             self._surveys += 1
-            copies = _copies(trained, self.optimizers, self.others)
-            if self.spec.continues:
-                values = {str(id(owner)): [digest(value) for value in tensors] for owner, _, tensors in copies}
-                weights = [digest(value) for value in trained]
-                self.recorder.add("continued", weights=weights, states=self._states(), copies=values)
-            else:
-                found = {str(id(owner)): digest(tensors) for owner, _, tensors in copies}
-                self.recorder.add("copies", digests=found)
+            self.recorder.add("state", **self._survey(trained))
 
     def saved(self, content: Any) -> dict[str, Any]:
         """Returns what a saved value contains, and what it lacks."""
@@ -57,34 +46,28 @@ class StateProbe:
             if isinstance(value, torch.Tensor) and len(tensors) < _MOST_SAVED and value.numel() <= _LARGE:
                 tensors.add(digest(value))
             optimizers += isinstance(value, dict) and {"state", "param_groups"} <= value.keys()
-        trained = self._trained()
-        if self._saves[1] != self.recorder.step:
-            self._saves = [self._saves[1], self.recorder.step]
+        trained, events = self._trained(), self.recorder.events
         if sum(value.numel() for value in trained) > _LARGE:
             return {}
         # One that has not stepped since the save before may be that of an earlier part of the program.
-        used = [owner for owner in self.optimizers if self._stepped.get(id(owner), -1) >= self._saves[0]]
-        copies = [
-            {"id": str(id(owner)), "name": name, "digests": [digest(value) for value in values]}
-            for owner, name, values in _copies(trained, self.optimizers, self.others)
-        ]
-        return {
-            "tensors": sorted(tensors),
-            "optimizers": optimizers,
-            "weights": [digest(value) for value in trained],
-            "states": self._states(),
-            "copies": copies,
-            "stateful": sum(bool(optimizer.state) for optimizer in used),
-        }
+        saves = {event["step"] for event in events if event["kind"] == "saved"} - {self.recorder.step}
+        steps = [event for event in events if event["kind"] == "step" and event["step"] >= max(saves, default=0)]
+        stateful = sum(bool(self.optimizers[number].state) for number in {event["optimizer"] for event in steps})
+        return {"tensors": sorted(tensors), "optimizers": optimizers, "stateful": stateful, **self._survey(trained)}
 
-    def _states(self) -> list[str]:
-        """Returns a digest of the state of each optimizer, which is empty if it has none."""
-        return [
+    def _survey(self, trained: list[torch.Tensor]) -> dict[str, Any]:
+        """Returns digests of the weights, of copies of them, and of the state of each optimizer that has one."""
+        copies = {
+            id(owner): (type(owner).__name__, tuple(map(digest, values)))
+            for owner, values in _copies(trained, self.optimizers, self.others)
+        }
+        states = [
             digest([owner.state.get(value, {}) for group in owner.param_groups for value in group["params"]])
             if owner.state
             else ""
             for owner in self.optimizers
         ]
+        return {"weights": list(map(digest, trained)), "states": states, "copies": copies}
 
     def _trained(self) -> list[torch.Tensor]:
         return [value for owner in self.optimizers for group in owner.param_groups for value in group["params"]]
@@ -100,12 +83,12 @@ def _walk(value: Any, depth: int = 0) -> Iterator[Any]:
 
 def _copies(
     trained: list[torch.Tensor], optimizers: list[Optimizer], others: list[Any]
-) -> list[tuple[Any, str, list[torch.Tensor]]]:
+) -> list[tuple[Any, list[torch.Tensor]]]:
     """Returns the modules, dictionaries and lists that hold tensors of the weights' shapes, but not the weights."""
     known = {id(value) for value in trained} | {id(value.grad) for value in trained}
     known |= {id(part) for owner in optimizers for state in owner.state.values() for part in state.values()}
     shapes = Counter(value.shape for value in trained)
-    found: list[tuple[Any, str, list[torch.Tensor]]] = []
+    found: list[tuple[Any, list[torch.Tensor]]] = []
     objects = gc.get_objects()
     # Not isinstance, which asks the object: proxies and deprecated objects answer with warnings and imports.
     modules = [value for value in objects if issubclass(type(value), nn.Module)] if shapes else []
@@ -121,5 +104,5 @@ def _copies(
         if not tensors or shapes - Counter(value.shape for value in tensors):
             continue
         if not any(id(value) in known for value in tensors):
-            found.append((owner, type(owner).__name__, list(tensors)))
+            found.append((owner, list(tensors)))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -36,6 +36,7 @@ class GradientProbe:
         micro: The gradient of each backward pass with its number, by the identity of the parameter.
         stale: Identities of parameters whose gradient of an earlier step was still there.
         passes: Number of backward passes since the last step.
+        reached: Parameters that have got a gradient, by their identity.
     """
 
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
@@ -44,19 +45,20 @@ class GradientProbe:
         self.micro: dict[int, list[tuple[int, torch.Tensor]]] = {}
         self.stale: set[int] = set()
         self.passes = 0
+        self.reached: dict[int, torch.Tensor] = {}
+        # The references keep the identities from being used again.
         self._hooked: dict[int, torch.Tensor] = {}
-        self._applied, self._reached = set[int](), set[int]()
+        self._applied = set[int]()
 
     def forget(self) -> None:
         """Forgets the gradients so far."""
-        for known in (self.local, self.micro, self.stale, self._applied, self._reached):
+        for known in (self.local, self.micro, self.stale, self._applied, self.reached):
             known.clear()
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Records the gradients that this rank computes for the parameters."""
         for parameter in parameters:
             if id(parameter) not in self._hooked and parameter.requires_grad and parameter.is_leaf:
-                # The reference keeps the identity from being used again.
                 self._hooked[id(parameter)] = parameter
                 parameter.register_hook(functools.partial(self._on_gradient, parameter))
 
@@ -79,19 +81,11 @@ class GradientProbe:
                 self._applied.add(id(parameter))
         self.passes = 0
 
-    def without_optimizer(self, owned: set[int]) -> Sequence[tuple[int, str]]:
-        """Returns identities and digests of parameters that get gradients and are not in a set of identities."""
-        # A parameter that was frozen since is not meant to change.
-        found = [self._hooked[key] for key in self._reached - owned if self._hooked[key].requires_grad]
-        if sum(parameter.numel() for parameter in found) > _LARGE:
-            found = found[:1]
-        return [(id(parameter), digest(parameter)) for parameter in found]
-
     def _on_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         known = self.local.get(id(parameter))
         if self.recorder.step < self.spec.steps and self.spec.purpose == "numbers":
             self.micro.setdefault(id(parameter), []).append((self.passes - 1, gradient.detach().clone()))
-        self._reached.add(id(parameter))
+        self.reached[id(parameter)] = parameter
         if id(parameter) in self._applied:
             left = parameter.grad is not None and bool(parameter.grad.any())
             (self.stale.add if left else self.stale.discard)(id(parameter))
@@ -99,30 +93,6 @@ class GradientProbe:
                 self._applied.discard(id(parameter))
         new = gradient.detach()
         self.local[id(parameter)] = new.clone() if known is None else known + new
-
-
-class ScheduleProbe:
-    """Records each step of a schedule.
-
-    Attributes:
-        known: The schedules, in the order of their first steps.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.known: list[LRScheduler] = []
-
-    def install(self) -> None:
-        """Installs the probe."""
-        before(LRScheduler, "step", self._on_step)
-        before(ReduceLROnPlateau, "step", self._on_metric)
-
-    def _on_metric(self, scheduler: Any, metrics: Any, *_: Any, **__: Any) -> None:
-        with suppress(TypeError, ValueError):
-            self.recorder.add("metric of schedule", name=type(scheduler).__name__, value=float(metrics))
-
-    def _on_step(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
-        self.recorder.add("scheduler", scheduler=number_of(scheduler, self.known))
 
 
 class StepProbe:
@@ -146,7 +116,8 @@ class StepProbe:
         self._stepping: list[Optimizer] = []
         self.gradients = GradientProbe(recorder, spec)
         self.state = StateProbe(recorder, spec)
-        self.schedules = ScheduleProbe(recorder)
+        # In the order of their first steps.
+        self._schedules: list[LRScheduler] = []
         self.state.optimizers = self.optimizers
         self.state.others += [self.gradients.local, self.gradients.micro]
 
@@ -157,7 +128,8 @@ class StepProbe:
         wrap(Optimizer, "add_param_group", self._on_param_group)
         # Tensor.backward calls it, too.
         wrap(torch.autograd, "backward", self._on_backward)
-        self.schedules.install()
+        before(LRScheduler, "step", self._on_schedule)
+        before(ReduceLROnPlateau, "step", self._on_metric)
 
     def forget(self) -> None:
         """Forgets the optimizers so far, which are not those of the training of all ranks."""
@@ -178,11 +150,6 @@ class StepProbe:
             for position, parameter in enumerate(_parameters(optimizer))
         }
 
-    def name(self, key: str, parameter: torch.Tensor) -> str:
-        """Returns the name of a parameter."""
-        number, position = key.split(":")
-        return self.names.get(id(parameter), f"parameter {position} of optimizer {number}")
-
     def most_steps(self, size: int) -> int:
         """Returns the steps whose tensors are recorded, for optimizers with so many values."""
         # A longer run serves checks that read no tensors.
@@ -191,11 +158,14 @@ class StepProbe:
 
     def _on_param_group(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
-        if optimizer not in self.optimizers:
-            self.optimizers.append(optimizer)
-            self.recorder.add("optimizer", optimizer=self.optimizers.index(optimizer))
-        self.gradients.watch(_parameters(optimizer))
+        self._know(optimizer)
         return result
+
+    def _know(self, optimizer: Optimizer) -> None:
+        if optimizer not in self.optimizers:
+            self.recorder.add("optimizer", optimizer=len(self.optimizers))
+            self.optimizers.append(optimizer)
+        self.gradients.watch(_parameters(optimizer))
 
     def _on_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if in_backward():
@@ -211,10 +181,15 @@ class StepProbe:
         self.backward_ended()
         return result
 
+    def _on_schedule(self, schedule: LRScheduler, *_: Any, **__: Any) -> None:
+        self.recorder.add("scheduler", scheduler=number_of(schedule, self._schedules))
+
+    def _on_metric(self, schedule: Any, metrics: Any, *_: Any, **__: Any) -> None:
+        with suppress(TypeError, ValueError):
+            self.recorder.add("metric of schedule", name=type(schedule).__name__, value=float(metrics))
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if optimizer not in self.optimizers:
-            self.optimizers.append(optimizer)
-            self.gradients.watch(_parameters(optimizer))
+        self._know(optimizer)
         self._stepping.append(optimizer)
         if len(self._stepping) > 1:
             # A part of another optimizer, which records the step: a sharded optimizer has one with its own shard.
@@ -248,7 +223,7 @@ class StepProbe:
         recorder, number = self.recorder, self.optimizers.index(optimizer)
         recorder.active = True
         if self.spec.purpose == "train":
-            self.state.before_step(optimizer)
+            self.state.before_step()
         parameters = {f"{number}:{place}": parameter for place, parameter in enumerate(_parameters(optimizer))}
         size = sum(parameter.numel() for parameter in parameters.values())
         if recorder.step < self.most_steps(size):
@@ -257,7 +232,10 @@ class StepProbe:
                 if parameter.grad is not None:
                     recorder.keep(f"applied/{recorder.step}/{key}", parameter.grad)
                 self.gradients.keep(key, parameter)
-        names = {key: self.name(key, parameter) for key, parameter in parameters.items()}
+        names = {
+            key: self.names.get(id(parameter), f"parameter {place} of optimizer {number}")
+            for place, (key, parameter) in enumerate(parameters.items())
+        }
         recorder.add(
             "step",
             optimizer=number,
@@ -279,8 +257,12 @@ class StepProbe:
     def _unowned(self) -> dict[str, str]:
         """Returns digests of the parameters that get gradients, but belong to no optimizer."""
         owned = {id(parameter) for optimizer in self.optimizers for parameter in _parameters(optimizer)}
-        found = self.gradients.without_optimizer(owned)
-        return {self.names[key]: value for key, value in found if key in self.names}
+        others = (parameter for key, parameter in self.gradients.reached.items() if key not in owned)
+        # A parameter that was frozen since is not meant to change.
+        found = [parameter for parameter in others if parameter.requires_grad and id(parameter) in self.names]
+        if sum(parameter.numel() for parameter in found) > _LARGE:
+            found = found[:1]
+        return {self.names[id(parameter)]: digest(parameter) for parameter in found}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping.pop()

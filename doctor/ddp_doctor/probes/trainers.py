@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,8 +17,6 @@ from ddp_doctor.probes.written_files import rows_of_file
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec, logged_name
 from ddp_doctor.torch_internals import tree_leaves
-
-_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 class TrainerProbe:
@@ -41,13 +39,11 @@ class TrainerProbe:
     def install(self) -> None:
         """Installs the probe as soon as a package is imported."""
         changes: dict[str, Callable[[Any], None]] = {}
-        for package in _PACKAGES:
+        for package in ("lightning.pytorch", "pytorch_lightning"):
             changes[f"{package}.trainer.trainer"] = self._change
             changes[f"{package}.core.module"] = lambda module: before(module.LightningModule, "log", self._on_log)
-            for name, kind in (("model_checkpoint", "ModelCheckpoint"), ("early_stopping", "EarlyStopping")):
-                changes[f"{package}.callbacks.{name}"] = lambda module, kind=kind: self._watch(  # type: ignore[misc]
-                    getattr(module, kind)
-                )
+            changes[f"{package}.callbacks.model_checkpoint"] = lambda module: self._watch(module.ModelCheckpoint)
+            changes[f"{package}.callbacks.early_stopping"] = lambda module: self._watch(module.EarlyStopping)
         after_import(changes)
 
     def _change(self, module: Any) -> None:
@@ -55,30 +51,21 @@ class TrainerProbe:
         before(module.Trainer, "fit", lambda trainer, model, *_, **__: self._name(model))
         wrap(module.Trainer, "predict", self._on_predict)
         short = module.Trainer.estimated_stepping_batches
-        # A schedule has the length of the whole training run; Lightning itself does not ask for it.
-        whole = property(lambda trainer: self._steps(trainer, short.fget(trainer)), doc=short.__doc__)
+        whole = property(lambda trainer: self._steps(trainer, short.fget), doc=short.__doc__)
         module.Trainer.estimated_stepping_batches = whole
 
-    def _batches(self, trainer: Any) -> float:
-        """Returns the batches of a whole epoch; 0 if they are not known."""
-        loader, limit = trainer.train_dataloader, self._limits.get(trainer)
-        if isinstance(loader, list | tuple | dict) or trainer.fast_dev_run or trainer.overfit_batches:
-            return 0
-        try:
+    def _steps(self, trainer: Any, estimate: Callable[[Any], float]) -> float:
+        """Returns the optimizer steps of the whole training, which a schedule has; Lightning itself does not ask."""
+        steps, loop, loader = estimate(trainer), trainer.fit_loop, trainer.train_dataloader
+        if trainer not in self._limits or trainer.overfit_batches or isinstance(loader, list | tuple | dict):
+            return steps
+        limit, shortened = self._limits[trainer], loop.max_batches
+        with suppress(TypeError, NotImplementedError):
             count = len(loader)
-        except (TypeError, NotImplementedError):
-            return 0
-        if limit is None:
-            return count
-        return min(limit, count) if isinstance(limit, int) else int(count * limit)
-
-    def _steps(self, trainer: Any, short: float) -> float:
-        """Returns the optimizer steps of the whole training run if they are known, else those of the shortened one."""
-        batches = self._batches(trainer)
-        if not batches or not math.isfinite(short) or trainer.max_epochs is None or trainer.max_epochs < 0:
-            return short
-        steps = math.ceil(batches / trainer.accumulate_grad_batches) * max(trainer.max_epochs, 1)
-        return steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
+            loop.max_batches = min(limit, count) if isinstance(limit, int) else int(count * limit)
+            steps = estimate(trainer)
+        loop.max_batches = shortened
+        return steps
 
     def _watch(self, kind: Any) -> None:
         before(kind, "__init__", self._on_callback)
@@ -139,8 +126,7 @@ class TrainerProbe:
             most = steps * int(given.get("accumulate_grad_batches") or 1)
             # A share of the batches is not known yet; a smaller number of them is the user's.
             given["limit_train_batches"] = min(limit, most) if type(limit) is int else most
-            if limit != most:
-                self._limits[trainer] = limit
+            self._limits[trainer] = 1.0 if limit is None else limit
             if isinstance(given.get("val_check_interval"), int):
                 given["val_check_interval"] = min(given["val_check_interval"], given["limit_train_batches"])
         self.recorder.add("trainer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -93,21 +93,18 @@ def is_cached(path: str, environment: Mapping[str, str]) -> bool:
     return any(os.path.isabs(folder) and Path(path).is_relative_to(folder) for folder in folders)  # noqa: PTH117
 
 
-def rows_of(content: Any, depth: int = 0) -> list[int]:
-    """Returns the lengths of the tensors, arrays and lists in a nested value, without repeats."""
-    found: set[int] = set()
+def rows_of(content: Any, depth: int = 0) -> set[int]:
+    """Returns the lengths of the tensors, arrays and lists in a nested value."""
     if isinstance(content, torch.Tensor | np.ndarray):
-        found.add(len(content) if content.ndim else 1)
-    elif isinstance(content, dict | list | tuple) and depth < 3:
-        if not isinstance(content, dict):
-            found.add(len(content))
-        for part in list(content.values() if isinstance(content, dict) else content)[:1000]:
-            if isinstance(part, Sized):
-                found |= set(rows_of(part, depth + 1))
+        return {len(content) if content.ndim else 1}
+    if not isinstance(content, dict | list | tuple) or depth > 2:
+        return set()
+    parts = list(content.values() if isinstance(content, dict) else content)
+    found = set() if isinstance(content, dict) else {len(content)}
     # The batches of a list are rows together.
-    if isinstance(content, list | tuple) and content and all(isinstance(part, torch.Tensor) for part in content):
-        found.add(sum(len(part) if part.ndim else 1 for part in content))
-    return sorted(found)
+    if found and all(isinstance(part, torch.Tensor) for part in parts):
+        found.add(sum(len(part) if part.ndim else 1 for part in parts))
+    return found.union(*(rows_of(part, depth + 1) for part in parts[:1000]))
 
 
 def rows_of_file(path: Path) -> list[int]:

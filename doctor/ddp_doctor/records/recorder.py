@@ -10,6 +10,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,7 +43,6 @@ class Recorder:
         events: Dictionaries of plain values: each has its `kind`, its `step` and the user's `place`.
         step: Optimizer steps so far, over all optimizers; so are `backwards` and `collectives` calls.
         rank: The rank of this process, as soon as it is known.
-        has_hooks: Whether a module has a communication hook.
         active: Whether this process has taken part in training, unlike a launcher.
         predicts: Whether a Trainer predicts.
         later: Whether what follows the numbers is recorded, without tensors.
@@ -55,7 +55,7 @@ class Recorder:
         self.step = 0
         self.backwards = self.collectives = 0
         self.rank = int(os.environ.get("RANK", "0"))
-        self.has_hooks = self.active = self.predicts = self.later = False
+        self.active = self.predicts = self.later = False
         self._lock = threading.Lock()
         self._journal: int | None = None
 
@@ -89,6 +89,8 @@ class Recorder:
 save = torch.save
 
 
+# Imports of libraries call functions by the million.
+@cache
 def is_user_file(path: str) -> bool:
     """Returns whether a path is a file of the user, not of a library or the doctor."""
     return bool(path) and not path.startswith(("<", *_LIBRARIES))
