@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ddp_doctor.accepted import accept_baseline, accept_comments, read_baseline
-from ddp_doctor.emulation.demand import emulation_for, tried_gpu
+from ddp_doctor.emulation.demand import emulation_for
 from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.evidence.comparisons import compare_training, comparison_of
 from ddp_doctor.evidence.evidence import Evidence
@@ -168,7 +168,7 @@ class _Examination:
         found, runs = self, self.evidence.runs
         if changes := emulation_for(self.evidence.spec, runs.values()):
             found = self._again("without a GPU", "the code needs one, so GPUs were emulated", changes)
-            same = not tried_gpu(runs.values()) and _reasons(self.evidence) == _reasons(found.evidence)
+            same = _reasons(self.evidence) == _reasons(found.evidence)
             if not found.evidence.worked("ranks") and (self.evidence.worked("ranks") or same):
                 # The emulation did not help: what was seen without it counts.
                 found = self

@@ -254,25 +254,23 @@ def test_ranks_compute_together_as_on_gpus(work: Callable[[int], None], tmp_path
 
 
 @pytest.mark.parametrize(
-    ("file", "error", "hung", "needs"),
+    ("output", "code", "error", "hung", "needs"),
     [
-        (None, None, False, False),
-        ("gpu-asked", "ValueError: wrong shape", False, False),
-        ("gpu-needed", "RuntimeError: no driver", False, True),
-        ("gpu-asked", "ValueError: fp16 needs a GPU", False, True),
-        ("gpu-asked", None, False, True),
-        ("gpu-asked", None, True, False),
+        ("", 1, "ValueError: wrong shape", False, False),
+        ("", 1, "ValueError: fp16 needs a GPU", False, True),
+        ("", 0, None, False, True),
+        ("wrong shape", 1, None, False, False),
+        ("Cuda is not available", 1, None, False, True),
+        ("Cuda is not available", None, None, True, False),
     ],
 )
 def test_gpus_are_emulated_only_for_a_run_that_failed_for_want_of_one(
-    file: str | None, error: str | None, hung: bool, needs: bool, tmp_path: Path
+    output: str, code: int | None, error: str | None, hung: bool, needs: bool
 ) -> None:
-    if file:
-        (tmp_path / file).touch()
     events = [{"kind": "error", "type": error.partition(":")[0], "message": error, "trace": ""}] if error else []
     spec = Spec(Target(command=("x",)), world_size=2, may_emulate=True)
-    ranks = [RankRecord(0, [*events, {"kind": "end"}]), RankRecord(1)]
-    assert bool(emulation_for(spec, [Run(spec, tmp_path, ranks, hung)])) == needs
+    ranks = [RankRecord(rank, events, output=output, code=code) for rank in range(2)]
+    assert bool(emulation_for(spec, [Run(spec, Path("none"), ranks, hung)])) == needs
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def run_rank(folder: Path, spec: Spec) -> int:
         sys.path.insert(0, str(Path.cwd()))
         _run_target(spec, rank)
         return 0
-    _prepare(folder, spec)
+    _prepare(spec)
     from ddp_doctor.probes.install import Probes
 
     probes = Probes(folder, spec)
@@ -53,7 +53,7 @@ def observe(folder: Path) -> None:
     The record is written when the process ends, if it has taken part in training.
     """
     spec = read(folder)
-    _prepare(folder, spec)
+    _prepare(spec)
     if is_launcher(sys.orig_argv):
         # The probes would see nothing, and their imports take time.
         return
@@ -105,21 +105,17 @@ def is_launcher(words: Sequence[str]) -> bool:
     return program > 0 and Path(words[program]).name in _LAUNCHERS
 
 
-def _prepare(folder: Path, spec: Spec) -> None:
+def _prepare(spec: Spec) -> None:
     """Prepares torch, before anything else is installed: with emulated GPUs, or as it is."""
     if spec.gpus:
         from ddp_doctor.emulation.cuda import install
 
-        install(spec.gpus)
+        # A program that starts a rank per GPU starts the ranks that are run.
+        install(spec.world_size)
     if spec.target.command:
         from ddp_doctor.launch.starters import Starters
 
         Starters(spec.world_size).install()
-    if not spec.gpus:
-        # The numbers of processes are those that the program itself names.
-        from ddp_doctor.emulation import demand
-
-        demand.watch(folder, spec)
 
 
 def described(error: BaseException) -> dict[str, Any]:

@@ -13,15 +13,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch.utils.data.distributed import DistributedSampler
 
 from ddp_doctor.after_import import after_import
-from ddp_doctor.launch.world_constants import change_program, changed_arguments
+from ddp_doctor.launch.world_constants import change_program
 from ddp_doctor.probes.wrap import wrap, wrap_everywhere
-from ddp_doctor.records.recorder import is_called_by_user
 
 # The variables that tell a process its rank and the number of ranks.
 _VARIABLES = (
@@ -58,9 +55,7 @@ class Starters:
         """Installs the hooks; ends this process if it is a rank too many."""
         self._read_environment()
         wrap_everywhere("start_processes", torch.multiprocessing.start_processes, self._on_start)
-        wrap(torch.cuda, "device_count", self._on_device_count)
         wrap_everywhere("init_process_group", dist.init_process_group, self._on_init)
-        wrap(DistributedSampler, "__init__", self._on_sampler)
         changes: dict[str, Callable[[Any], None]] = {"torch.distributed.launcher.api": self._watch_agent}
         changes |= dict.fromkeys(_TRAINERS, self._watch_trainer)
         after_import(changes)
@@ -84,11 +79,6 @@ class Starters:
             sys.stdout.flush()
             os._exit(0)
 
-    def _on_device_count(self, original: Callable[[], int]) -> int:
-        number = original()
-        # A program that starts a rank per GPU has as many GPUs as ranks.
-        return self.world_size if number == self.wanted and is_called_by_user() else number
-
     def _on_start(
         self,
         original: Callable[..., Any],
@@ -99,8 +89,8 @@ class Starters:
         **kwargs: Any,
     ) -> Any:
         if nprocs != self.world_size and not dist.is_initialized() and not os.environ.get("TORCHELASTIC_RUN_ID"):
+            # The function gets its number among its arguments, and names it to `init_process_group` at the latest.
             os.environ[_WANTED] = str(nprocs)
-            args = changed_arguments(fn, tuple(args), nprocs, self.world_size)
             nprocs = self.world_size
         return original(fn, args, nprocs, *rest, **kwargs)
 
@@ -146,7 +136,7 @@ class Starters:
         kwargs |= dict(zip(_INIT_ARGUMENTS, args, strict=False))
         number = _number(kwargs.get("world_size"), os.environ.get("WORLD_SIZE"))
         rank = _number(kwargs.get("rank"), os.environ.get("RANK"))
-        if number is not None and number > self.world_size:
+        if number is not None and (number > self.world_size or number == self.wanted):
             self._leave_if_too_many(rank or 0)
             os.environ.setdefault(_WANTED, str(number))
             os.environ["WORLD_SIZE"] = str(self.world_size)
@@ -156,14 +146,6 @@ class Starters:
         if self.wanted:
             change_program(self.wanted, self.world_size)
         return result
-
-    def _on_sampler(
-        self, original: Callable[..., Any], sampler: Any, dataset: Any, ranks: Any = None, *rest: Any, **kwargs: Any
-    ) -> None:
-        given = kwargs.pop("num_replicas", ranks)
-        if given is not None and given == self.wanted and given > self.world_size:
-            given = self.world_size
-        original(sampler, dataset, given, *rest, **kwargs)
 
 
 def _number(*values: Any) -> int | None:

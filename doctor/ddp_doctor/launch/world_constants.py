@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import inspect
 import re
 import sys
 from collections.abc import MutableMapping
@@ -53,14 +52,6 @@ def _settings(value: Any) -> Any:
 
 def _is_of_user(module: Any) -> bool:
     return isinstance(module, ModuleType) and is_user_file(getattr(module, "__file__", None) or "")
-
-
-def changed_arguments(function: Any, args: tuple[Any, ...], old: int, new: int) -> tuple[Any, ...]:
-    """Returns the arguments of a function that each process is started with, after its rank."""
-    names = [*inspect.signature(function).parameters][1:]
-    values = {names[place] if place < len(names) else str(place): value for place, value in enumerate(args)}
-    change(values, old, new)
-    return tuple(values.values())
 
 
 def change_program(old: int, new: int) -> None:
