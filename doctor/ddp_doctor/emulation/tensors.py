@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,8 +21,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ddp_doctor.probes.wrap import wrap
 
 CPU = torch.device("cpu")
-# Calls from this folder are torch's own.
-LIBRARY = str(Path(torch.__file__).parent)
 _in_memory: Any = torch.Tensor.device.__get__
 _Generator: Any = type(torch.default_generator)
 # It shards parameters over a mesh of CPUs, and compares its device with theirs.
