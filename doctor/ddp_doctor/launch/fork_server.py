@@ -39,16 +39,13 @@ def main() -> None:
     with suppress(EOFError):
         while True:
             request = connection.recv()
+            for name in request.get("preload", ()):
+                with suppress(Exception):
+                    importlib.import_module(name)
             if "view" in request:
-                answer = private_view.make(*map(Path, request["view"]))
-            elif "folder" in request:
-                answer = _run(request, connection)
-            else:
-                for name in request["preload"]:
-                    with suppress(Exception):
-                        importlib.import_module(name)
-                answer = {"ready": True}
-            connection.send(answer)
+                connection.send(private_view.make(*map(Path, request["view"])))
+            if "folder" in request:
+                connection.send(_run(request, connection))
 
 
 def _end(*_: Any) -> None:

@@ -46,9 +46,7 @@ def program_of(words: list[str]) -> tuple[str, list[str]] | None:
     Args:
         words: `sys.orig_argv`.
     """
-    rest = words[1:]
-    while rest and rest[0] in {"-u", "-B"}:
-        rest = rest[1:]
+    rest = words[2:] if words[1:2] == ["-u"] else words[1:]
     if len(rest) > 1 and rest[0] == "-m":
         return "module", rest[1:]
     if len(rest) > 1 and rest[0] == "-c" and rest[1].startswith(_SPAWNS) and "--multiprocessing-fork" in rest:
@@ -60,12 +58,8 @@ def program_of(words: list[str]) -> tuple[str, list[str]] | None:
 
 def _interpreter(environment: dict[str, str]) -> list[Any]:
     """Returns what must be equal in both interpreters."""
-    read = {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(_READ_AT_IMPORT) and not name.startswith(_READ_LATER)
-    }
-    return [sys.prefix, sys.version, bool(sys.dont_write_bytecode), read]
+    names = [name for name in environment if name.startswith(_READ_AT_IMPORT) and not name.startswith(_READ_LATER)]
+    return [sys.prefix, {name: environment[name] for name in names}]
 
 
 def run_elsewhere() -> None:
@@ -82,7 +76,6 @@ def run_elsewhere() -> None:
         "environment": dict(os.environ),
         "folder": str(Path.cwd()),
         "files": files,
-        "leads_session": os.getsid(0) == os.getpid(),
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(os.environ[SOCKET])
@@ -181,12 +174,8 @@ def _take_files(files: list[int], numbers: list[int]) -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Takes the session, environment and folder of the other process."""
-    if request["leads_session"]:
-        os.setsid()
-    else:
-        # The other process forwards the signals to its group.
-        os.setpgid(0, 0)
+    """Takes the environment and folder of the other process, which forwards the signals to its group."""
+    os.setsid()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import inspect
 import os
@@ -26,15 +25,14 @@ _LAUNCHER_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accel
 def run_rank(folder: Path, spec: Spec) -> int:
     """Runs a target in this process, whose environment names its rank; returns an exit code."""
     rank = int(os.environ["RANK"])
+    sys.path.insert(0, str(Path.cwd()))
     if spec.purpose == "bare":
-        sys.path.insert(0, str(Path.cwd()))
         _run_target(spec, rank)
         return 0
     _prepare(spec)
     from ddp_doctor.probes.install import Probes
 
     probes = Probes(folder, spec)
-    sys.path.insert(0, str(Path.cwd()))
     try:
         probes.install()
         _run_target(spec, rank)
@@ -61,17 +59,14 @@ def observe(folder: Path) -> None:
 
     probes = Probes(folder, spec)
     probes.install()
-    # The processes that may record something, and have not.
-    owners, failed, show = {os.getpid()}, dict[str, Any](), sys.excepthook
+    failed, show = dict[str, Any](), sys.excepthook
 
     def on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         failed.update(described(error))
         show(kind, error, trace)
 
     def on_exit() -> None:
-        # Both functions below call it in most processes.
-        if os.getpid() in owners and (probes.recorder.active or failed):
-            owners.discard(os.getpid())
+        if probes.recorder.active or failed:
             # A process of multiprocessing ends with the exception of its function, or exits because of it.
             error = sys.exception() if not failed else None
             if isinstance(error, SystemExit):
@@ -84,13 +79,11 @@ def observe(folder: Path) -> None:
     def after_fork(_: Any) -> None:
         if not probes.recorder.active:
             # A rank, or the worker of a loader, which will record nothing.
-            owners.add(os.getpid())
             util.Finalize(None, on_exit, exitpriority=100)
             probes.watch()
 
     sys.excepthook = on_error
-    atexit.register(on_exit)
-    # Processes of multiprocessing end without atexit, and print their exceptions themselves.
+    # It is also called at the end of processes of multiprocessing, which print their exceptions themselves.
     util.Finalize(None, on_exit, exitpriority=100)
     util.register_after_fork(probes, after_fork)
 

@@ -64,28 +64,23 @@ class Interpreter:
             start_new_session=True,
         )
         theirs.close()
-        self._imports = 0
 
     def preload(self, names: Sequence[str]) -> None:
         """Lets it import libraries meanwhile."""
-        self._imports += 1
         self._connection.send({"preload": names})
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Returns the answer to a request, which comes after those to all imports."""
-        while self._imports:
-            self.wait(300.0)
-            self._imports -= 1
+        """Returns the answer to a request, which comes after all imports."""
         self._connection.send(request)
         return self.wait()
 
-    def wait(self, timeout: float = 60.0) -> dict[str, Any]:
+    def wait(self) -> dict[str, Any]:
         """Returns the next answer.
 
         Raises:
             RuntimeError: There is none in time.
         """
-        if not self.answers(timeout):
+        if not self.answers(300.0):
             raise RuntimeError("An interpreter of the doctor does not answer.")
         return cast(dict[str, Any], self._connection.recv())
 
@@ -148,7 +143,7 @@ class Runner:
         guarded = self.protection.begin(spec, self._make_view)
         words = _words(self.command) if self.command else []
         request = {**guarded, "folder": str(folder), "command": words, "forks": forks}
-        gpus = {"CUDA_VISIBLE_DEVICES": _visible_gpus()} if spec.real_gpus else {}
+        gpus = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")} if spec.real_gpus else {}
         running = {}
         for interpreter, own in self._environments(spec, forks=forks).items():
             environment = {**own, **gpus, **guarded["environment"]}
@@ -242,13 +237,6 @@ def _words(command: Sequence[str]) -> list[str]:
     if found is None:
         raise InputError(f"There is no command {command[0]}.")
     return [found, *command[1:]]
-
-
-def _visible_gpus() -> str:
-    """Returns the value of CUDA_VISIBLE_DEVICES with which a process sees the GPUs that this one sees."""
-    import torch
-
-    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
 
 
 def device_changes(devices: int, gpu_as_cpu: bool | None, available: int) -> dict[str, int | bool]:
