@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -140,18 +139,26 @@ def load_object(text: str) -> Any:
     """Imports what `package.module:name` or `path/to/file.py:name` names.
 
     Raises:
-        InputError: It is not of this form, there is no such file, module or name, or its import ends the process.
+        InputError: It is not of this form, there is no such module or name, or its import ends the process.
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise InputError(f"{text!r} is not a target: write package.module:name or path/to/file.py:name.")
+    module = place
+    if place.endswith(".py"):
+        # As `python path/to/file.py` does. Workers and spawned processes import it by this name.
+        sys.path.insert(0, str(Path(place).parent.resolve()))
+        module = Path(place).stem
     try:
-        found: Any = _load_file(Path(place)) if place.endswith(".py") else _import(place)
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise InputError(f"There is no module {module}: run the doctor in the folder that contains it.") from error
+        raise
     except SystemExit as error:
-        command = shlex.join(["torchrun", "--nproc-per-node", "2", *([] if place.endswith(".py") else ["-m"]), place])
         raise InputError(
             f"{place} ends the process while it is imported, as a script that reads its own options does: examine its "
-            f"command instead, with these options: ddp-doctor -- {command}"
+            "command instead, such as ddp-doctor -- torchrun --nproc-per-node 2 train.py"
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -159,23 +166,6 @@ def load_object(text: str) -> Any:
             raise InputError(f"{place} has no {name}{nearest(name, names) or '.'}")
         found = getattr(found, part)
     return found
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise InputError(f"There is no module {name}: run the doctor in the folder that contains it.") from error
-        raise
-
-
-def _load_file(path: Path) -> Any:
-    if not path.is_file():
-        raise InputError(f"There is no file {path}.")
-    # As `python path/to/file.py` does. Workers and spawned processes import it by this name.
-    sys.path.insert(0, str(path.parent.resolve()))
-    return importlib.import_module(path.stem)
 
 
 def takes_rank(function: Any, args: tuple[str, ...]) -> bool:
