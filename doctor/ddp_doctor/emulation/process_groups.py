@@ -51,16 +51,10 @@ def _make_mesh(original: Callable[..., Any], self: Any, device_type: str, *args:
     original(self, str(in_memory(device_type)), *args, **kwargs)
 
 
-def _wrap_model(
-    original: Callable[..., Any],
-    self: Any,
-    module: Any,
-    device_ids: Any = None,
-    output_device: Any = None,
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    original(self, module, None, None, *args, **kwargs)
+def _wrap_model(original: Callable[..., Any], self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    for name in ("device_ids", "output_device"):
+        kwargs.pop(name, None)
+    original(self, module, None, None, *args[2:], **kwargs)
 
 
 def _wrap_alone(original: Callable[..., Any], self: Any, module: Any, *args: Any, **kwargs: Any) -> None:

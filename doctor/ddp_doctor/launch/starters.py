@@ -29,6 +29,7 @@ _VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
+_START_ARGUMENTS = ("fn", "args", "nprocs", "join", "daemon", "start_method")
 _INIT_ARGUMENTS = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name")
 # The number of ranks that the program itself wanted, for the processes that it starts.
 _WANTED = "DDP_DOCTOR_WANTED_RANKS"
@@ -42,11 +43,7 @@ _TRAINERS = {
 
 
 class Starters:
-    """The hooks in the functions that start ranks.
-
-    Args:
-        world_size: The number of ranks that are run.
-    """
+    """The hooks in the functions that start ranks."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -56,9 +53,8 @@ class Starters:
         self._read_environment()
         wrap_everywhere("start_processes", torch.multiprocessing.start_processes, self._on_start)
         wrap_everywhere("init_process_group", dist.init_process_group, self._on_init)
-        changes: dict[str, Callable[[Any], None]] = {"torch.distributed.launcher.api": self._watch_agent}
-        changes |= dict.fromkeys(_TRAINERS, self._watch_trainer)
-        after_import(changes)
+        after_import({"torch.distributed.launcher.api": self._watch_agent})
+        after_import(dict.fromkeys(_TRAINERS, self._watch_trainer))
 
     @property
     def wanted(self) -> int | None:
@@ -79,20 +75,14 @@ class Starters:
             sys.stdout.flush()
             os._exit(0)
 
-    def _on_start(
-        self,
-        original: Callable[..., Any],
-        fn: Any,
-        args: tuple[Any, ...] = (),
-        nprocs: int = 1,
-        *rest: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if nprocs != self.world_size and not dist.is_initialized() and not os.environ.get("TORCHELASTIC_RUN_ID"):
+    def _on_start(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        kwargs |= dict(zip(_START_ARGUMENTS, args, strict=False))
+        number = kwargs.get("nprocs", 1)
+        if number != self.world_size and not dist.is_initialized() and not os.environ.get("TORCHELASTIC_RUN_ID"):
             # The function gets its number among its arguments, and names it to `init_process_group` at the latest.
-            os.environ[_WANTED] = str(nprocs)
-            nprocs = self.world_size
-        return original(fn, args, nprocs, *rest, **kwargs)
+            os.environ[_WANTED] = str(number)
+            kwargs["nprocs"] = self.world_size
+        return original(**kwargs)
 
     def _watch_agent(self, module: Any) -> None:
         def around(original: Callable[..., Any], agent: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -125,7 +115,7 @@ class Starters:
             if str(number).isdigit():
                 os.environ[_WANTED] = str(number)
             kwargs["devices"] = self.world_size
-        if kwargs.get("num_nodes", 1) != 1:
+        if "num_nodes" in kwargs:
             kwargs["num_nodes"] = 1
         for name, value in (("LT_DEVICES", self.world_size), ("LT_NUM_NODES", 1)):
             if name in os.environ:
