@@ -31,7 +31,6 @@ _SHOWN = {
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 # A larger file beside a mount is shown read-only, and not copied.
 _MOST_BYTES = 16 << 20
-_MOST_ENTRIES = 20_000
 # The namespaces of the view that this process keeps.
 _namespaces: list[int] = []
 
@@ -87,8 +86,9 @@ def _made(folder: Path, layers: Path) -> dict[str, Any]:
     """Makes a view in this process, and describes it."""
     try:
         single = _separate()
-        if single and (other := _foreign_file(Path.cwd())):
-            return {"error": f"{other} belongs to another user or group"}
+        own = Path.cwd().stat()
+        if single and (own.st_uid, own.st_gid) != (os.geteuid(), os.getegid()):
+            return {"error": "the current folder belongs to another user or group"}
         view = _View(folder, layers, in_user_namespace=single)
         view.make()
     except OSError as error:
@@ -108,17 +108,6 @@ def _separate() -> bool:
     for name, text in known:
         Path("/proc/self", name).write_text(text)
     return True
-
-
-def _foreign_file(folder: Path) -> str:
-    """Returns an entry of a folder that belongs to others, although this user may write it; empty if there is none."""
-    own = os.geteuid(), os.getegid()
-    for path in itertools.islice(folder.rglob("*"), _MOST_ENTRIES):
-        with suppress(FileNotFoundError):
-            found = path.lstat()
-            if (found.st_uid, found.st_gid) != own and not path.is_symlink() and os.access(path, os.W_OK):
-                return str(path)
-    return ""
 
 
 def _needed_folders() -> list[Path]:

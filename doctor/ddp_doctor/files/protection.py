@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,6 @@ class Protection:
     not_covered: list[str] = field(default_factory=list)
     _written: Path | None = None
     _namespaces: list[str] = field(default_factory=list)
-    _number: int = 0
 
     def begin(self, spec: Spec, make_view: Callable[[Path, Path], dict[str, Any]]) -> dict[str, Any]:
         """Returns what is added to the request for each rank of a run, and its environment.
@@ -50,7 +50,6 @@ class Protection:
         """
         if not spec.continues or self._written is None:
             self.end()
-            self._number += 1
             if self.kind != COPIED:
                 self._make_view(make_view)
             if self.kind == COPIED:
@@ -64,8 +63,7 @@ class Protection:
 
     def _make_view(self, make_view: Callable[[Path, Path], dict[str, Any]]) -> None:
         """Makes a private view, or finds out that there is to be a copy."""
-        self._written = self.folder / f"layers{self._number}"
-        self._written.mkdir()
+        self._written = Path(tempfile.mkdtemp(prefix="layers", dir=self.folder))
         view = make_view(self.folder, self._written)
         reason = view.get("error", "")
         blocked = [place for place in view.get("read_only", ()) if Path(place) in (Path.cwd() / "_").parents]
