@@ -18,8 +18,7 @@ from ddp_doctor.evidence.comparisons import compare_training, comparison_of
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import ask
 from ddp_doctor.faults import choose_checks
-from ddp_doctor.files.protection import Protection
-from ddp_doctor.files.temporary import examination_folder
+from ddp_doctor.files.protection import Protection, examination_folder
 from ddp_doctor.findings import DEFECT, REASONS, CheckState, Finding, Report, Stage, State, Verdict, cannot_tell
 from ddp_doctor.launch.runner import Runner, device_changes
 from ddp_doctor.records.spec import Spec, Target, target_name

@@ -20,8 +20,7 @@ from writing_programs import OUTSIDE, WAYS, prepare
 from ddp_doctor import remote
 from ddp_doctor.errors import InputError
 from ddp_doctor.files import folder_copy, private_view
-from ddp_doctor.files.protection import Protection
-from ddp_doctor.files.temporary import examination_folder
+from ddp_doctor.files.protection import Protection, examination_folder
 from ddp_doctor.processes import children_of
 from ddp_doctor.records.spec import Spec, Target
 

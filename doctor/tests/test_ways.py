@@ -16,7 +16,7 @@ from projects.cases import PROJECTS, changed
 from suite import EVERYTHING
 
 import ddp_doctor
-from ddp_doctor.launch.world_constants import change
+from ddp_doctor.launch.starters import change
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
 

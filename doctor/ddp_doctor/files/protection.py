@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddp_doctor.errors import InputError
 from ddp_doctor.files import folder_copy, kernel
-from ddp_doctor.files.temporary import remove
 from ddp_doctor.findings import Files
 from ddp_doctor.records.run import COPY, Run
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.remote import offline_environment
 
 VIEW, COPIED = "private view", "copy"
+
+
+@contextmanager
+def examination_folder() -> Iterator[Path]:
+    """Yields a new temporary folder, and removes it."""
+    folder = Path(tempfile.mkdtemp(prefix="ddp-doctor-")).resolve()
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder of the doctor, also what the examined program or the kernel has made unreadable."""
+    # tempfile.TemporaryDirectory changes the mode of what a link leads to, before Python 3.11.8.
+    for place, folders, _files in os.walk(folder):
+        for path in (Path(place, name) for name in folders):
+            if not path.is_symlink():
+                with suppress(OSError):
+                    path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass

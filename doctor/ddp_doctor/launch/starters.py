@@ -7,18 +7,23 @@ script starts by hand: those that are too many end before they take part.
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import dataclasses
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
 import torch.multiprocessing
 
 from ddp_doctor.after_import import after_import
-from ddp_doctor.launch.world_constants import change_program
 from ddp_doctor.probes.wrap import wrap, wrap_everywhere
+from ddp_doctor.records.recorder import is_user_file, user_frames
 
 # The variables that tell a process its rank and the number of ranks.
 _VARIABLES = (
@@ -40,6 +45,15 @@ _TRAINERS = {
     "lightning.fabric.connector": "_Connector",
     "lightning_fabric.connector": "_Connector",
 }
+
+# What programs call their number of ranks; `num_workers` are those of a loader.
+_NAME = re.compile(
+    r"world|^ws$|n_?procs?(_|$)|nproc|num_?(proc|gpu|device|rank|replica)|n_?gpus?(_|$)|n_?(ranks|devices|replicas)"
+    r"|^(gpus|devices|ranks|replicas|processes|size)$",
+    re.IGNORECASE,
+)
+# So deep are settings in others.
+_DEEPEST = 4
 
 
 class Starters:
@@ -141,3 +155,45 @@ class Starters:
 def _number(*values: Any) -> int | None:
     """Returns the first value that is a number from 0."""
     return next((int(value) for value in values if str(value).isdigit()), None)
+
+
+def change(values: MutableMapping[Any, Any], old: int, new: int, depth: int = 0) -> None:
+    """Changes the program's number of ranks to that which is run, among named values and in settings that they hold."""
+    for name, value in list(values.items()):
+        if not isinstance(name, str) or name.startswith("__"):
+            continue
+        if type(value) is int and value == old and _NAME.search(name):
+            values[name] = new
+        held = value if isinstance(value, MutableMapping) else _settings(value)
+        if depth < _DEEPEST and isinstance(held, MutableMapping):
+            # An object of the user may permit no change.
+            with suppress(Exception):
+                change(held, old, new, depth + 1)
+
+
+def _settings(value: Any) -> Any:
+    """Returns the attributes of options and of objects of the user's classes."""
+    if isinstance(value, type | ModuleType) or callable(value):
+        return None
+    module = sys.modules.get(type(value).__module__)
+    if isinstance(value, argparse.Namespace) or dataclasses.is_dataclass(value) or _is_of_user(module):
+        return getattr(value, "__dict__", None)
+    return None
+
+
+def _is_of_user(module: Any) -> bool:
+    return isinstance(module, ModuleType) and is_user_file(getattr(module, "__file__", None) or "")
+
+
+def change_program(old: int, new: int) -> None:
+    """Changes the numbers in the frames that are running, and in the modules of the user."""
+    for frame in user_frames():
+        # A spawned process runs functions whose globals are a copy of those of the module.
+        change(frame.f_globals, old, new)
+        if frame.f_code.co_name != "<module>":
+            change(frame.f_locals, old, new)
+            # As Python 3.13 does by itself.
+            with suppress(AttributeError):
+                ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    for module in filter(_is_of_user, list(sys.modules.values())):
+        change(vars(module), old, new)
