@@ -46,9 +46,6 @@ def remove(folder: Path) -> None:
 class Protection:
     """Keeps the user's files as they are.
 
-    Args:
-        folder: Folder of the examination.
-
     Attributes:
         kind: `private view` or `copy`; empty before the first run.
         not_covered: What it does not protect.

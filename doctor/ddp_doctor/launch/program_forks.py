@@ -46,7 +46,9 @@ def program_of(words: list[str]) -> tuple[str, list[str]] | None:
     Args:
         words: `sys.orig_argv`.
     """
-    rest = words[2:] if words[1:2] == ["-u"] else words[1:]
+    rest = words[1:]
+    while rest and rest[0] in {"-u", "-B"}:
+        rest = rest[1:]
     if len(rest) > 1 and rest[0] == "-m":
         return "module", rest[1:]
     if len(rest) > 1 and rest[0] == "-c" and rest[1].startswith(_SPAWNS) and "--multiprocessing-fork" in rest:
@@ -139,9 +141,7 @@ def start(folder: Path) -> None:
 def _serve(connection: socket.socket, own: list[Any]) -> None:
     """Runs a program, and tells the process that waits for it how it has ended.
 
-    Args:
-        connection: Leads to that process, which runs the program itself if it gets no answer.
-        own: What `_interpreter` returned when this process was started.
+    That process runs the program itself if it gets no answer, since its interpreter differs from the own one.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     message, files, _, _ = socket.recv_fds(connection, 1 << 20, 253)

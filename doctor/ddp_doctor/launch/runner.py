@@ -35,22 +35,19 @@ _OF_COMMAND = (*_PRELOADED, "torch._dynamo", "torch.distributed.run", "ddp_docto
 
 
 class Interpreter:
-    """An interpreter that has imported the libraries, and runs the user's code in forks; see `fork_server`.
-
-    Args:
-        rank: Rank of its runs; sets have another order on each rank.
-        folder: Folder of the examination, for what libraries write when they are imported.
-    """
+    """An interpreter that has imported the libraries, and runs the user's code in forks; see `fork_server`."""
 
     def __init__(self, rank: int, folder: Path) -> None:
         environment = {
             **os.environ,
+            # Sets have another order on each rank.
             "PYTHONHASHSEED": str(rank + 1),
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
+            # Libraries write there when they are imported.
             "TMPDIR": str(folder),
         }
         self._connection, theirs = Pipe()
@@ -96,12 +93,6 @@ class Interpreter:
 
 class Runner:
     """Runs what is examined.
-
-    Args:
-        target: What is examined.
-        devices: Number of ranks.
-        folder: Temporary folder of the examination.
-        protection: Keeps the runs from the user's files.
 
     Attributes:
         forks: Whether the Python programs of a command are run in forks of a process that has imported torch.
