@@ -256,14 +256,9 @@ def _load(original: Callable[..., Any], f: Any, map_location: Any = None, *args:
     return original(f, place, *args, **kwargs)
 
 
-class _Kind(type):
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, _Generator)
+class Generator(_Generator):  # type: ignore[misc]
+    """A generator for any device, which draws on the CPU."""
 
-
-class Generator(metaclass=_Kind):
-    """Makes generators for any device, which draw on the CPU."""
-
-    def __new__(cls, device: Any = "cpu") -> Any:
+    def __new__(cls, device: Any = "cpu") -> Generator:
         """Returns a generator of torch."""
-        return _Generator(in_memory(device))
+        return super().__new__(cls, in_memory(device))

@@ -22,12 +22,8 @@ from typing import Any
 from ddp_doctor.files import kernel
 from ddp_doctor.processes import die_with_parent
 
-# File systems of the kernel, which are no files of the user. Devices are shown as they are.
-_SHOWN = {
-    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
-    "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs",
-    "tracefs",
-}  # fmt: skip
+# File systems of the kernel and devices, which are no files of the user.
+_SHOWN = {"/dev", "/proc", "/sys"}
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 # A larger file beside a mount is shown read-only, and not copied.
 _MOST_BYTES = 16 << 20
@@ -124,14 +120,10 @@ def _needed_folders() -> list[Path]:
     return sorted(found)
 
 
-def _mounts() -> dict[str, str]:
-    """Returns the kind of file system by mount point."""
-    found = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        place = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
-        found[place] = fields[fields.index("-") + 1]
-    return found
+def _mounts() -> set[str]:
+    """Returns the mount points."""
+    places = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return {re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place) for place in places}
 
 
 class _View:
@@ -205,7 +197,7 @@ class _View:
     def _build(self, path: str) -> None:
         """Shows a folder with all that is mounted in it."""
         target = self._at(path)
-        if path == "/dev" or self._mounts.get(path) in _SHOWN:
+        if path in _SHOWN:
             kernel.bind(path, target, kernel.RECURSIVE)
             if path == "/dev" and _SHARED_MEMORY in self._mounts:
                 self._overlay(_SHARED_MEMORY, self._at(_SHARED_MEMORY))

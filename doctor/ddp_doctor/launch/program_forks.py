@@ -13,7 +13,6 @@ import atexit
 import builtins
 import fcntl
 import importlib
-import importlib.machinery
 import json
 import os
 import random
@@ -228,6 +227,5 @@ def _execute(kind: str, words: list[str]) -> None:
         sys.argv = list(words)
         path = Path.cwd() / words[0]
         sys.path.insert(0, str(path.resolve().parent))
-        loader = importlib.machinery.SourceFileLoader("__main__", str(path))
-        main.__dict__.update(__file__=str(path), __cached__=None, __loader__=loader)
+        main.__file__ = str(path)
         exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)  # noqa: S102

@@ -17,8 +17,9 @@ from ddp_doctor.errors import InputError, nearest
 from ddp_doctor.records.spec import Spec, read
 
 # Programs that start ranks as other processes, and so never train themselves.
-_LAUNCHERS = {"torchrun", "accelerate"}
-_LAUNCHER_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+_LAUNCHERS = {
+    "torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"
+}  # fmt: skip
 
 
 def run_rank(folder: Path, spec: Spec) -> int:
@@ -89,12 +90,8 @@ def observe(folder: Path) -> None:
 
 def is_launcher(words: Sequence[str]) -> bool:
     """Returns whether a Python that was started with these words only starts ranks as other processes."""
-    if "--multiprocessing-fork" in words:
-        return False
-    program = next((place for place, word in enumerate(words[1:], 1) if not word.startswith("-")), 0)
-    if words[program - 1] == "-m":
-        return words[program] in _LAUNCHER_MODULES
-    return program > 0 and Path(words[program]).name in _LAUNCHERS
+    program = next((word for word in words[1:] if not word.startswith("-")), "")
+    return Path(program).name in _LAUNCHERS
 
 
 def _prepare(spec: Spec) -> None:
