@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ddp_doctor.accepted import accept_baseline, accept_comments, read_baseline
-from ddp_doctor.emulation.demand import emulation_for
 from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.evidence.comparisons import compare_training, comparison_of
 from ddp_doctor.evidence.evidence import Evidence
@@ -20,7 +19,7 @@ from ddp_doctor.evidence.requirements import ask
 from ddp_doctor.faults import choose_checks
 from ddp_doctor.files.protection import Protection, examination_folder
 from ddp_doctor.findings import DEFECT, REASONS, CheckState, Finding, Report, Stage, State, Verdict, cannot_tell
-from ddp_doctor.launch.runner import Runner, device_changes
+from ddp_doctor.launch.runner import Runner, device_changes, emulation_for
 from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.source.reading import read
 from ddp_doctor.versions import library_versions

@@ -20,8 +20,7 @@ from torch.nn import functional as F
 
 from ddp_doctor import examine
 from ddp_doctor.emulation.cuda import install
-from ddp_doctor.emulation.demand import emulation_for
-from ddp_doctor.launch.runner import device_changes
+from ddp_doctor.launch.runner import device_changes, emulation_for
 from ddp_doctor.output.terminal import report_text
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -29,6 +30,9 @@ from ddp_doctor.records.spec import Spec, Target
 _GRACE = _SECONDS_TO_RECORD = 5.0
 # Seconds that a command may still need after all ranks have recorded their end.
 _GRACE_OF_COMMAND = 10.0
+_OF_A_GPU = re.compile(r"cuda|gpu|nccl|accelerator", re.IGNORECASE)
+# Lines of a traceback, with its message.
+_LAST_LINES = 4
 _PRELOADED = ("torch", "torch.distributed", "torch.utils.data", "ddp_doctor.probes.install")
 # Without libraries that keep functions of torch under names of their own, which the probes would not replace.
 _OF_COMMAND = (*_PRELOADED, "torch._dynamo", "torch.distributed.run", "ddp_doctor.launch.starters")
@@ -243,3 +247,23 @@ def device_changes(devices: int, gpu_as_cpu: bool | None, available: int) -> dic
     if gpu_as_cpu is not True and enough:
         return {"real_gpus": True}
     return {"gpus": devices if gpu_as_cpu else 0, "may_emulate": gpu_as_cpu is not False}
+
+
+def emulation_for(spec: Spec, runs: Iterable[Run]) -> dict[str, Any]:
+    """Returns the changes of a specification with which code may run that failed; empty if there are none."""
+    needed = spec.may_emulate and not spec.gpus and any(map(_needs_gpu, runs))
+    return {"gpus": spec.world_size} if needed else {}
+
+
+def _needs_gpu(run: Run) -> bool:
+    """Returns whether a run may have failed for want of a GPU, or did nothing without one."""
+    if run.errors:
+        return any(_OF_A_GPU.search(error["message"] + _end_of(error["trace"])) for error in run.errors)
+    # A program that starts as many ranks as there are GPUs, or that ends with a message.
+    return run.ended_early or bool(run.lost and not run.hung and _OF_A_GPU.search(run.short_reason))
+
+
+def _end_of(trace: str) -> str:
+    """Returns the last lines of the code in a traceback; the paths may name a GPU by chance."""
+    lines = [line for line in trace.splitlines() if not line.lstrip().startswith("File ")]
+    return "\n".join(lines[-_LAST_LINES:])
