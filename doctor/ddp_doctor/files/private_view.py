@@ -147,30 +147,21 @@ class _View:
             OSError: The kernel does not permit it.
         """
         kernel.mount("", "/", flags=kernel.RECURSIVE | kernel.PRIVATE)
-        in_memory = not self._supports_overlays()
-        if in_memory:
-            # The file system of the temporary folder is none that can hold them.
+        Path(self._root).mkdir()
+        try:
+            self._overlay(self._root, self._root)
+            kernel.unmount(self._root)
+        except OSError:
+            # The file system of the temporary folder is none that can hold overlays.
             kernel.mount("none", str(self.layers), "tmpfs", options="mode=700")
             Path(self._root).mkdir()
         self._build("/")
         kernel.bind(self.folder, self._at(self.folder))
-        if not in_memory:
-            kernel.mount("none", self._at(str(self.layers)), "tmpfs", options="mode=700")
+        kernel.mount("none", self._at(str(self.layers)), "tmpfs", options="mode=700")
         kernel.change_root(self._root)
 
     def _at(self, path: str) -> str:
         return f"{self._root}{path}".rstrip("/")
-
-    def _supports_overlays(self) -> bool:
-        Path(self._root).mkdir()
-        empty = self.layers / "empty"
-        empty.mkdir()
-        try:
-            self._overlay(str(empty), self._root)
-        except OSError:
-            return False
-        kernel.unmount(self._root)
-        return True
 
     def _overlay(self, lower: str, target: str) -> None:
         layer = self.layers / str(next(self._numbers))

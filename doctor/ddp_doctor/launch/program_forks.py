@@ -200,6 +200,7 @@ def _run(kind: str, words: list[str]) -> None:
     except SystemExit as error:
         code = error.code
     except BaseException as error:
+        sys.last_value = error
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     if not isinstance(code, int | None):

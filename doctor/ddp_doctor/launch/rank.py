@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing import util
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ddp_doctor.errors import InputError, nearest
@@ -59,22 +58,17 @@ def observe(folder: Path) -> None:
 
     probes = Probes(folder, spec)
     probes.install()
-    failed, show = dict[str, Any](), sys.excepthook
-
-    def on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        failed.update(described(error))
-        show(kind, error, trace)
 
     def on_exit() -> None:
-        if probes.recorder.active or failed:
+        # What nobody has caught.
+        error = getattr(sys, "last_value", None)
+        if probes.recorder.active or error:
             # A process of multiprocessing ends with the exception of its function, or exits because of it.
-            error = sys.exception() if not failed else None
+            error = error or sys.exception()
             if isinstance(error, SystemExit):
                 error = error.__context__ if error.code else None
-            if error is not None:
-                failed.update(described(error))
             probes.loaders.close()
-            probes.end(reached_end=not failed, error=failed or None)
+            probes.end(reached_end=error is None, error=described(error) if error else None)
 
     def after_fork(_: Any) -> None:
         if not probes.recorder.active:
@@ -82,7 +76,6 @@ def observe(folder: Path) -> None:
             util.Finalize(None, on_exit, exitpriority=100)
             probes.watch()
 
-    sys.excepthook = on_error
     # It is also called at the end of processes of multiprocessing, which print their exceptions themselves.
     util.Finalize(None, on_exit, exitpriority=100)
     util.register_after_fork(probes, after_fork)
