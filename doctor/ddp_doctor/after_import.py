@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.abc
-import importlib.util
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -15,17 +14,13 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self.changes: dict[str, list[Callable[[Any], None]]] = {}
-        self._searching: set[str] = set()
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> Any:
         """Finds a module by the other finders, whose loader then also changes it."""
-        if fullname not in self.changes or fullname in self._searching:
+        if fullname not in self.changes:
             return None
-        self._searching.add(fullname)
-        try:
-            spec: Any = importlib.util.find_spec(fullname)
-        finally:
-            self._searching.remove(fullname)
+        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec: Any = next(filter(None, found), None)
         if spec is None:
             return None
         execute = spec.loader.exec_module

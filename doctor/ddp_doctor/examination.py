@@ -12,16 +12,14 @@ from typing import Any
 import torch
 
 from ddp_doctor.accepted import accept_baseline, accept_comments, read_baseline
-from ddp_doctor.emulation.demand import emulation_for, tried_gpu
 from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.evidence.comparisons import compare_training, comparison_of
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import ask
 from ddp_doctor.faults import choose_checks, is_structural
-from ddp_doctor.files.protection import Protection
-from ddp_doctor.files.temporary import examination_folder
+from ddp_doctor.files.protection import Protection, examination_folder
 from ddp_doctor.findings import DEFECT, MADE, REASONS, CheckState, Finding, Report, Stage, Verdict, cannot_tell
-from ddp_doctor.launch.runner import Runner, device_changes
+from ddp_doctor.launch.runner import Runner, device_changes, emulation_for
 from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.source.reading import read
 from ddp_doctor.versions import library_versions
@@ -168,7 +166,7 @@ class _Examination:
         found, runs = self, self.evidence.runs
         if changes := emulation_for(self.evidence.spec, runs.values()):
             found = self._again("without a GPU", "the code needs one, so GPUs were emulated", changes)
-            same = not tried_gpu(runs.values()) and _reasons(self.evidence) == _reasons(found.evidence)
+            same = _reasons(self.evidence) == _reasons(found.evidence)
             if not found.evidence.worked("ranks") and (self.evidence.worked("ranks") or same):
                 # The emulation did not help: what was seen without it counts.
                 found = self

@@ -38,15 +38,6 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def living_children() -> bool:
-    """Reaps the children that have ended, and returns whether others are left."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-        return True
-    return False
-
-
 def kill_children() -> None:
     """Kills all children of this process, and the orphans that they leave."""
     for _ in range(20):

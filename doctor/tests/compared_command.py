@@ -5,8 +5,7 @@ from contextlib import contextmanager
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import RankComparison
-from ddp_doctor.files.protection import Protection
-from ddp_doctor.files.temporary import examination_folder
+from ddp_doctor.files.protection import Protection, examination_folder
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.spec import Spec, Target
 

@@ -16,7 +16,7 @@ from projects.cases import PROJECTS, changed
 from suite import EVERYTHING
 
 import ddp_doctor
-from ddp_doctor.launch.world_constants import change, changed_arguments
+from ddp_doctor.launch.starters import change
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
 
@@ -186,10 +186,6 @@ def test_numbers_that_are_the_number_of_ranks_are_changed() -> None:
     change({"options": options, "held": held}, 2, 1)
     assert vars(options) == {"world_size": 1, "batch_size": 2, "num_workers": 2, "train": {"n_gpus": 1, "layers": 2}}
     assert held.world_size == 2
-
-    def worker(rank: int, world_size: int, epochs: int) -> None: ...
-
-    assert changed_arguments(worker, (2, 2), 2, 1) == (1, 2)
 
 
 def test_probes_are_installed_although_a_package_looked_for_torch_before(tmp_path: Path) -> None:

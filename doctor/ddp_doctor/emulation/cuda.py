@@ -138,15 +138,6 @@ _FUNCTIONS: dict[str, Any] = {
     "set_rng_state": lambda new_state, device="cuda": gpu_generator.now.set_state(new_state),
     "set_rng_state_all": lambda new_states: gpu_generator.now.set_state(new_states[0]),
 }
-# The names of some of these in torch.accelerator.
-_ACCELERATOR = {
-    "is_available": "is_available",
-    "device_count": "device_count",
-    "current_stream": "current_stream",
-    "device_index": "device",
-    "set_device_index": "set_device",
-    "current_device_index": "current_device",
-}
 
 
 def install(count: int) -> None:
@@ -167,8 +158,10 @@ def install(count: int) -> None:
         for name in dir(module):
             if _NUMBER.fullmatch(name) or _NOTHING.fullmatch(name):
                 setattr(module, name, (lambda *args, **kwargs: 0) if _NUMBER.fullmatch(name) else _nothing)
-    for name, other in _ACCELERATOR.items():
-        setattr(accelerator, name, getattr(cuda, other))
+    for name in ("is_available", "device_count", "current_stream"):
+        setattr(accelerator, name, getattr(cuda, name))
+    accelerator.device_index, accelerator.current_device_index = cuda.device, cuda.current_device
+    accelerator.set_device_index = cuda.set_device
     accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     cuda.graphs.is_current_stream_capturing = cuda.is_current_stream_capturing
     torch.backends.cudnn.is_acceptable = lambda tensor: False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,19 +9,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import device_mesh
 
-from ddp_doctor.emulation.tensors import LIBRARY, in_memory
+from ddp_doctor.emulation.tensors import in_memory
 from ddp_doctor.probes.modules import normalize_over_ranks
 from ddp_doctor.probes.wrap import wrap, wrap_everywhere
-
-# The backends that the program has named, by the group.
-_named: dict[int, str] = {}
 
 
 def install_process_groups() -> None:
     """Replaces the functions that make groups, and those that gloo supports only in part."""
     for name in ("init_process_group", "new_group", "split_group", "new_subgroups", "new_subgroups_by_enumeration"):
         wrap_everywhere(name, getattr(dist, name), _make)
-    wrap_everywhere("get_backend", dist.get_backend, _backend)
     wrap_everywhere("is_nccl_available", dist.is_nccl_available, lambda original: True)
     wrap_everywhere("all_gather_into_tensor", dist.all_gather_into_tensor, _gather)
     wrap(device_mesh.DeviceMesh, "__init__", _make_mesh)
@@ -45,17 +40,7 @@ def _make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             kwargs["backend"] = "gloo"
     for name in ("device_id", "pg_options"):
         kwargs.pop(name, None)
-    group = original(*args, **kwargs)
-    _named[id(group) if isinstance(group, dist.ProcessGroup) else 0] = str(named or "nccl").lower()
-    return group
-
-
-def _backend(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    found = original(*args, **kwargs)
-    if sys._getframe(2).f_code.co_filename.startswith(LIBRARY):
-        return found
-    group = args[0] if args else kwargs.get("group")
-    return "nccl" if "nccl" in _named.get(id(group), _named.get(0, "nccl")) else found
+    return original(*args, **kwargs)
 
 
 def _gather(original: Callable[..., Any], output: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,16 +51,10 @@ def _make_mesh(original: Callable[..., Any], self: Any, device_type: str, *args:
     original(self, str(in_memory(device_type)), *args, **kwargs)
 
 
-def _wrap_model(
-    original: Callable[..., Any],
-    self: Any,
-    module: Any,
-    device_ids: Any = None,
-    output_device: Any = None,
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    original(self, module, None, None, *args, **kwargs)
+def _wrap_model(original: Callable[..., Any], self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    for name in ("device_ids", "output_device"):
+        kwargs.pop(name, None)
+    original(self, module, None, None, *args[2:], **kwargs)
 
 
 def _wrap_alone(original: Callable[..., Any], self: Any, module: Any, *args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,8 +21,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ddp_doctor.probes.wrap import wrap
 
 CPU = torch.device("cpu")
-# Calls from this folder are torch's own.
-LIBRARY = str(Path(torch.__file__).parent)
 _in_memory: Any = torch.Tensor.device.__get__
 _Generator: Any = type(torch.default_generator)
 # It shards parameters over a mesh of CPUs, and compares its device with theirs.
@@ -259,14 +256,9 @@ def _load(original: Callable[..., Any], f: Any, map_location: Any = None, *args:
     return original(f, place, *args, **kwargs)
 
 
-class _Kind(type):
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, _Generator)
+class Generator(_Generator):  # type: ignore[misc]
+    """A generator for any device, which draws on the CPU."""
 
-
-class Generator(metaclass=_Kind):
-    """Makes generators for any device, which draw on the CPU."""
-
-    def __new__(cls, device: Any = "cpu") -> Any:
+    def __new__(cls, device: Any = "cpu") -> Generator:
         """Returns a generator of torch."""
-        return _Generator(in_memory(device))
+        return super().__new__(cls, in_memory(device))

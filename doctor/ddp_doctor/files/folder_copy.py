@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -36,19 +35,11 @@ def make(folder: Path, root: Path, skipped: Path) -> None:
         with suppress(OSError):
             for name in set(os.listdir(outer)) - {inner.name}:  # noqa: PTH208
                 (place / name).symlink_to(outer / name)
-    sizes: Counter[str] = Counter()
-    _copy(folder, root / folder.relative_to("/"), skipped, sizes)
-    if (total := sizes.total()) > MOST_BYTES:
-        name, size = sizes.most_common(1)[0]
-        raise InputError(
-            f"The current folder has {total / 1e6:,.0f} MB, of which {size / 1e6:,.0f} MB are in {name}. This machine "
-            "permits no private view of the files, so each run needs a copy of the folder, of at most "
-            f"{MOST_BYTES / 1e6:.0f} MB. Move large data to another folder, and leave a link."
-        )
+    _copy(folder, root / folder.relative_to("/"), skipped, 0)
 
 
-def _copy(source: Path, target: Path, skipped: Path, sizes: Counter[str], top: str = "") -> None:
-    """Copies a folder, and adds the sizes of its entries to those of the entries of the outermost folder."""
+def _copy(source: Path, target: Path, skipped: Path, copied: int) -> int:
+    """Copies a folder; takes the number of bytes that were copied before it, and returns that after it."""
     target.mkdir()
     for entry in os.scandir(source):
         path, copy = Path(entry.path), target / entry.name
@@ -59,26 +50,24 @@ def _copy(source: Path, target: Path, skipped: Path, sizes: Counter[str], top: s
             if entry.is_symlink():
                 copy.symlink_to(path.readlink())
             elif entry.is_dir() and entry.name not in _LINKED and os.access(path, os.R_OK | os.X_OK):
-                _copy(path, copy, skipped, sizes, top or entry.name)
+                copied = _copy(path, copy, skipped, copied)
             elif entry.is_file() and os.access(path, os.R_OK):
-                sizes[top or entry.name] += entry.stat().st_size
-                if sizes.total() <= MOST_BYTES:
-                    shutil.copy2(path, copy)
+                copied += entry.stat().st_size
+                if copied > MOST_BYTES:
+                    raise InputError(
+                        f"The current folder has more than {MOST_BYTES / 1e6:.0f} MB, such as {path}. This machine "
+                        "permits no private view of the files, so each run needs a copy of the folder. Move large data "
+                        "to another folder, and leave a link."
+                    )
+                shutil.copy2(path, copy)
             else:
                 copy.symlink_to(path)
     shutil.copystat(source, target)
+    return copied
 
 
 def enter(root: Path, words: Sequence[str]) -> list[str]:
-    """Moves this process to the copy of its current folder, and denies it to write elsewhere.
-
-    Args:
-        root: The root, in a folder in the folder of the examination.
-        words: The words of a command.
-
-    Returns:
-        The words, with the paths of the copy.
-    """
+    """Moves this process to the copy of its current folder, denies it to write elsewhere, and names it in a command."""
     folder = str(Path.cwd())
     os.chdir(f"{root}{folder}")
     kernel.allow_writes_below([root.parents[1], Path("/dev"), Path("/proc")])

@@ -22,16 +22,11 @@ from typing import Any
 from ddp_doctor.files import kernel
 from ddp_doctor.processes import die_with_parent
 
-# File systems of the kernel, which are no files of the user. Devices are shown as they are.
-_SHOWN = {
-    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
-    "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs",
-    "tracefs",
-}  # fmt: skip
+# File systems of the kernel and devices, which are no files of the user.
+_SHOWN = {"/dev", "/proc", "/sys"}
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 # A larger file beside a mount is shown read-only, and not copied.
 _MOST_BYTES = 16 << 20
-_MOST_ENTRIES = 20_000
 # The namespaces of the view that this process keeps.
 _namespaces: list[int] = []
 
@@ -87,8 +82,9 @@ def _made(folder: Path, layers: Path) -> dict[str, Any]:
     """Makes a view in this process, and describes it."""
     try:
         single = _separate()
-        if single and (other := _foreign_file(Path.cwd())):
-            return {"error": f"{other} belongs to another user or group"}
+        own = Path.cwd().stat()
+        if single and (own.st_uid, own.st_gid) != (os.geteuid(), os.getegid()):
+            return {"error": "the current folder belongs to another user or group"}
         view = _View(folder, layers, in_user_namespace=single)
         view.make()
     except OSError as error:
@@ -110,17 +106,6 @@ def _separate() -> bool:
     return True
 
 
-def _foreign_file(folder: Path) -> str:
-    """Returns an entry of a folder that belongs to others, although this user may write it; empty if there is none."""
-    own = os.geteuid(), os.getegid()
-    for path in itertools.islice(folder.rglob("*"), _MOST_ENTRIES):
-        with suppress(FileNotFoundError):
-            found = path.lstat()
-            if (found.st_uid, found.st_gid) != own and not path.is_symlink() and os.access(path, os.W_OK):
-                return str(path)
-    return ""
-
-
 def _needed_folders() -> list[Path]:
     """Returns the current folder and those that the environment names, with those around them, outer ones first."""
     values = [str(Path.cwd()), tempfile.gettempdir()]
@@ -135,14 +120,10 @@ def _needed_folders() -> list[Path]:
     return sorted(found)
 
 
-def _mounts() -> dict[str, str]:
-    """Returns the kind of file system by mount point."""
-    found = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        place = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
-        found[place] = fields[fields.index("-") + 1]
-    return found
+def _mounts() -> set[str]:
+    """Returns the mount points."""
+    places = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return {re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place) for place in places}
 
 
 class _View:
@@ -166,30 +147,21 @@ class _View:
             OSError: The kernel does not permit it.
         """
         kernel.mount("", "/", flags=kernel.RECURSIVE | kernel.PRIVATE)
-        in_memory = not self._supports_overlays()
-        if in_memory:
-            # The file system of the temporary folder is none that can hold them.
+        Path(self._root).mkdir()
+        try:
+            self._overlay(self._root, self._root)
+            kernel.unmount(self._root)
+        except OSError:
+            # The file system of the temporary folder is none that can hold overlays.
             kernel.mount("none", str(self.layers), "tmpfs", options="mode=700")
             Path(self._root).mkdir()
         self._build("/")
         kernel.bind(self.folder, self._at(self.folder))
-        if not in_memory:
-            kernel.mount("none", self._at(str(self.layers)), "tmpfs", options="mode=700")
+        kernel.mount("none", self._at(str(self.layers)), "tmpfs", options="mode=700")
         kernel.change_root(self._root)
 
     def _at(self, path: str) -> str:
         return f"{self._root}{path}".rstrip("/")
-
-    def _supports_overlays(self) -> bool:
-        Path(self._root).mkdir()
-        empty = self.layers / "empty"
-        empty.mkdir()
-        try:
-            self._overlay(str(empty), self._root)
-        except OSError:
-            return False
-        kernel.unmount(self._root)
-        return True
 
     def _overlay(self, lower: str, target: str) -> None:
         layer = self.layers / str(next(self._numbers))
@@ -216,7 +188,7 @@ class _View:
     def _build(self, path: str) -> None:
         """Shows a folder with all that is mounted in it."""
         target = self._at(path)
-        if path == "/dev" or self._mounts.get(path) in _SHOWN:
+        if path in _SHOWN:
             kernel.bind(path, target, kernel.RECURSIVE)
             if path == "/dev" and _SHARED_MEMORY in self._mounts:
                 self._overlay(_SHARED_MEMORY, self._at(_SHARED_MEMORY))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddp_doctor.errors import InputError
 from ddp_doctor.files import folder_copy, kernel
-from ddp_doctor.files.temporary import remove
 from ddp_doctor.findings import Files
 from ddp_doctor.records.run import COPY, Run
 from ddp_doctor.records.spec import Spec
@@ -19,12 +21,30 @@ from ddp_doctor.remote import offline_environment
 VIEW, COPIED = "private view", "copy"
 
 
+@contextmanager
+def examination_folder() -> Iterator[Path]:
+    """Yields a new temporary folder, and removes it."""
+    folder = Path(tempfile.mkdtemp(prefix="ddp-doctor-")).resolve()
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder of the doctor, also what the examined program or the kernel has made unreadable."""
+    # tempfile.TemporaryDirectory changes the mode of what a link leads to, before Python 3.11.8.
+    for place, folders, _files in os.walk(folder):
+        for path in (Path(place, name) for name in folders):
+            if not path.is_symlink():
+                with suppress(OSError):
+                    path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @dataclass
 class Protection:
     """Keeps the user's files as they are.
-
-    Args:
-        folder: Folder of the examination.
 
     Attributes:
         kind: `private view` or `copy`; empty before the first run.
@@ -36,7 +56,6 @@ class Protection:
     not_covered: list[str] = field(default_factory=list)
     _written: Path | None = None
     _namespaces: list[str] = field(default_factory=list)
-    _number: int = 0
 
     def begin(self, spec: Spec, make_view: Callable[[Path, Path], dict[str, Any]]) -> dict[str, Any]:
         """Returns what is added to the request for each rank of a run, and its environment.
@@ -50,7 +69,6 @@ class Protection:
         """
         if not spec.continues or self._written is None:
             self.end()
-            self._number += 1
             if self.kind != COPIED:
                 self._make_view(make_view)
             if self.kind == COPIED:
@@ -64,8 +82,7 @@ class Protection:
 
     def _make_view(self, make_view: Callable[[Path, Path], dict[str, Any]]) -> None:
         """Makes a private view, or finds out that there is to be a copy."""
-        self._written = self.folder / f"layers{self._number}"
-        self._written.mkdir()
+        self._written = Path(tempfile.mkdtemp(prefix="layers", dir=self.folder))
         view = make_view(self.folder, self._written)
         reason = view.get("error", "")
         blocked = [place for place in view.get("read_only", ()) if Path(place) in (Path.cwd() / "_").parents]

@@ -22,7 +22,7 @@ from typing import Any
 from ddp_doctor.files import folder_copy, private_view
 from ddp_doctor.launch import program_forks
 from ddp_doctor.launch.rank import run_rank
-from ddp_doctor.processes import become_subreaper, die_with_parent, kill_children, living_children
+from ddp_doctor.processes import become_subreaper, children_of, die_with_parent, kill_children
 from ddp_doctor.records.spec import FOLDER, read
 
 _SITE = Path(__file__).with_name("site")
@@ -39,16 +39,13 @@ def main() -> None:
     with suppress(EOFError):
         while True:
             request = connection.recv()
+            for name in request.get("preload", ()):
+                with suppress(Exception):
+                    importlib.import_module(name)
             if "view" in request:
-                answer = private_view.make(*map(Path, request["view"]))
-            elif "folder" in request:
-                answer = _run(request, connection)
-            else:
-                for name in request["preload"]:
-                    with suppress(Exception):
-                        importlib.import_module(name)
-                answer = {"ready": True}
-            connection.send(answer)
+                connection.send(private_view.make(*map(Path, request["view"])))
+            if "folder" in request:
+                connection.send(_run(request, connection))
 
 
 def _end(*_: Any) -> None:
@@ -81,9 +78,8 @@ def _run(request: dict[str, Any], connection: Connection) -> dict[str, int]:
 
 def _wait_for_records(folder: Path) -> None:
     """Waits for the ranks that a command leaves behind: Lightning's rank 0 ends without waiting for the others."""
-    files = [folder / f"done{rank}" for rank in range(read(folder).world_size)]
-    latest = time.monotonic() + _SECONDS_TO_RECORD
-    while time.monotonic() < latest and living_children() and not all(file.exists() for file in files):
+    ranks, latest = read(folder).world_size, time.monotonic() + _SECONDS_TO_RECORD
+    while time.monotonic() < latest and children_of(os.getpid()) and len(list(folder.glob("done*"))) < ranks:
         time.sleep(0.05)
 
 

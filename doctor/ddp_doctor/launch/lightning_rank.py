@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.errors import InputError
 from ddp_doctor.launch.rank import load_object
 from ddp_doctor.records.spec import Spec
 
@@ -27,17 +26,8 @@ _SECTIONS = {"seed_everything", "trainer", "model", "data", "optimizer", "lr_sch
 
 
 def run_module(module: Any, data: Any, spec: Spec) -> None:
-    """Trains a module with its data.
-
-    Raises:
-        InputError: They are other classes.
-    """
-    pl = package_of(module)
-    if not issubclass(module, pl.LightningModule):
-        raise InputError(f"{module.__name__} is not a LightningModule.")
-    if data is not None and isinstance(data, type) and not issubclass(data, pl.LightningDataModule):
-        raise InputError(f"{data.__name__} is not a LightningDataModule.")
-    _train(pl, module(), data() if data else None, spec.world_size, {})
+    """Trains a LightningModule with its data; both are classes."""
+    _train(package_of(module), module(), data() if data else None, spec.world_size, {})
 
 
 def package_of(module: Any) -> Any:

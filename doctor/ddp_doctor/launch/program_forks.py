@@ -13,7 +13,6 @@ import atexit
 import builtins
 import fcntl
 import importlib
-import importlib.machinery
 import json
 import os
 import random
@@ -60,12 +59,8 @@ def program_of(words: list[str]) -> tuple[str, list[str]] | None:
 
 def _interpreter(environment: dict[str, str]) -> list[Any]:
     """Returns what must be equal in both interpreters."""
-    read = {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(_READ_AT_IMPORT) and not name.startswith(_READ_LATER)
-    }
-    return [sys.prefix, sys.version, bool(sys.dont_write_bytecode), read]
+    names = [name for name in environment if name.startswith(_READ_AT_IMPORT) and not name.startswith(_READ_LATER)]
+    return [sys.prefix, {name: environment[name] for name in names}]
 
 
 def run_elsewhere() -> None:
@@ -82,7 +77,6 @@ def run_elsewhere() -> None:
         "environment": dict(os.environ),
         "folder": str(Path.cwd()),
         "files": files,
-        "leads_session": os.getsid(0) == os.getpid(),
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(os.environ[SOCKET])
@@ -146,9 +140,7 @@ def start(folder: Path) -> None:
 def _serve(connection: socket.socket, own: list[Any]) -> None:
     """Runs a program, and tells the process that waits for it how it has ended.
 
-    Args:
-        connection: Leads to that process, which runs the program itself if it gets no answer.
-        own: What `_interpreter` returned when this process was started.
+    That process runs the program itself if it gets no answer, since its interpreter differs from the own one.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     message, files, _, _ = socket.recv_fds(connection, 1 << 20, 253)
@@ -181,12 +173,8 @@ def _take_files(files: list[int], numbers: list[int]) -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Takes the session, environment and folder of the other process."""
-    if request["leads_session"]:
-        os.setsid()
-    else:
-        # The other process forwards the signals to its group.
-        os.setpgid(0, 0)
+    """Takes the environment and folder of the other process, which forwards the signals to its group."""
+    os.setsid()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -212,6 +200,7 @@ def _run(kind: str, words: list[str]) -> None:
     except SystemExit as error:
         code = error.code
     except BaseException as error:
+        sys.last_value = error
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     if not isinstance(code, int | None):
@@ -239,6 +228,5 @@ def _execute(kind: str, words: list[str]) -> None:
         sys.argv = list(words)
         path = Path.cwd() / words[0]
         sys.path.insert(0, str(path.resolve().parent))
-        loader = importlib.machinery.SourceFileLoader("__main__", str(path))
-        main.__dict__.update(__file__=str(path), __cached__=None, __loader__=loader)
+        main.__file__ = str(path)
         exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)  # noqa: S102

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import inspect
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Sequence
 from multiprocessing import util
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ddp_doctor.errors import InputError, nearest
 from ddp_doctor.records.spec import Spec, read
 
 # Programs that start ranks as other processes, and so never train themselves.
-_LAUNCHERS = {"torchrun", "accelerate"}
-_LAUNCHER_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+_LAUNCHERS = {
+    "torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"
+}  # fmt: skip
 
 
 def run_rank(folder: Path, spec: Spec) -> int:
     """Runs a target in this process, whose environment names its rank; returns an exit code."""
     rank = int(os.environ["RANK"])
+    sys.path.insert(0, str(Path.cwd()))
     if spec.purpose == "bare":
-        sys.path.insert(0, str(Path.cwd()))
         _run_target(spec, rank)
         return 0
-    _prepare(folder, spec)
+    _prepare(spec)
     from ddp_doctor.probes.install import Probes
 
     probes = Probes(folder, spec)
-    sys.path.insert(0, str(Path.cwd()))
     try:
         probes.install()
         _run_target(spec, rank)
@@ -53,7 +50,7 @@ def observe(folder: Path) -> None:
     The record is written when the process ends, if it has taken part in training.
     """
     spec = read(folder)
-    _prepare(folder, spec)
+    _prepare(spec)
     if is_launcher(sys.orig_argv):
         # The probes would see nothing, and their imports take time.
         return
@@ -61,65 +58,46 @@ def observe(folder: Path) -> None:
 
     probes = Probes(folder, spec)
     probes.install()
-    # The processes that may record something, and have not.
-    owners, failed, show = {os.getpid()}, dict[str, Any](), sys.excepthook
-
-    def on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        failed.update(described(error))
-        show(kind, error, trace)
 
     def on_exit() -> None:
-        # Both functions below call it in most processes.
-        if os.getpid() in owners and (probes.recorder.active or failed):
-            owners.discard(os.getpid())
+        # What nobody has caught.
+        error = getattr(sys, "last_value", None)
+        if probes.recorder.active or error:
             # A process of multiprocessing ends with the exception of its function, or exits because of it.
-            error = sys.exception() if not failed else None
+            error = error or sys.exception()
             if isinstance(error, SystemExit):
                 error = error.__context__ if error.code else None
-            if error is not None:
-                failed.update(described(error))
             probes.loaders.close()
-            probes.end(reached_end=not failed, error=failed or None)
+            probes.end(reached_end=error is None, error=described(error) if error else None)
 
     def after_fork(_: Any) -> None:
         if not probes.recorder.active:
             # A rank, or the worker of a loader, which will record nothing.
-            owners.add(os.getpid())
             util.Finalize(None, on_exit, exitpriority=100)
             probes.watch()
 
-    sys.excepthook = on_error
-    atexit.register(on_exit)
-    # Processes of multiprocessing end without atexit, and print their exceptions themselves.
+    # It is also called at the end of processes of multiprocessing, which print their exceptions themselves.
     util.Finalize(None, on_exit, exitpriority=100)
     util.register_after_fork(probes, after_fork)
 
 
 def is_launcher(words: Sequence[str]) -> bool:
     """Returns whether a Python that was started with these words only starts ranks as other processes."""
-    if "--multiprocessing-fork" in words:
-        return False
-    program = next((place for place, word in enumerate(words[1:], 1) if not word.startswith("-")), 0)
-    if words[program - 1] == "-m":
-        return words[program] in _LAUNCHER_MODULES
-    return program > 0 and Path(words[program]).name in _LAUNCHERS
+    program = next((word for word in words[1:] if not word.startswith("-")), "")
+    return Path(program).name in _LAUNCHERS
 
 
-def _prepare(folder: Path, spec: Spec) -> None:
+def _prepare(spec: Spec) -> None:
     """Prepares torch, before anything else is installed: with emulated GPUs, or as it is."""
     if spec.gpus:
         from ddp_doctor.emulation.cuda import install
 
-        install(spec.gpus)
+        # A program that starts a rank per GPU starts the ranks that are run.
+        install(spec.world_size)
     if spec.target.command:
         from ddp_doctor.launch.starters import Starters
 
         Starters(spec.world_size).install()
-    if not spec.gpus:
-        # The numbers of processes are those that the program itself names.
-        from ddp_doctor.emulation import demand
-
-        demand.watch(folder, spec)
 
 
 def described(error: BaseException) -> dict[str, Any]:
@@ -151,18 +129,26 @@ def load_object(text: str) -> Any:
     """Imports what `package.module:name` or `path/to/file.py:name` names.
 
     Raises:
-        InputError: It is not of this form, there is no such file, module or name, or its import ends the process.
+        InputError: It is not of this form, there is no such module or name, or its import ends the process.
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise InputError(f"{text!r} is not a target: write package.module:name or path/to/file.py:name.")
+    module = place
+    if place.endswith(".py"):
+        # As `python path/to/file.py` does. Workers and spawned processes import it by this name.
+        sys.path.insert(0, str(Path(place).parent.resolve()))
+        module = Path(place).stem
     try:
-        found: Any = _load_file(Path(place)) if place.endswith(".py") else _import(place)
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise InputError(f"There is no module {module}: run the doctor in the folder that contains it.") from error
+        raise
     except SystemExit as error:
-        command = shlex.join(["torchrun", "--nproc-per-node", "2", *([] if place.endswith(".py") else ["-m"]), place])
         raise InputError(
             f"{place} ends the process while it is imported, as a script that reads its own options does: examine its "
-            f"command instead, with these options: ddp-doctor -- {command}"
+            "command instead, such as ddp-doctor -- torchrun --nproc-per-node 2 train.py"
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -170,23 +156,6 @@ def load_object(text: str) -> Any:
             raise InputError(f"{place} has no {name}{nearest(name, names) or '.'}")
         found = getattr(found, part)
     return found
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise InputError(f"There is no module {name}: run the doctor in the folder that contains it.") from error
-        raise
-
-
-def _load_file(path: Path) -> Any:
-    if not path.is_file():
-        raise InputError(f"There is no file {path}.")
-    # As `python path/to/file.py` does. Workers and spawned processes import it by this name.
-    sys.path.insert(0, str(path.parent.resolve()))
-    return importlib.import_module(path.stem)
 
 
 def takes_rank(function: Any, args: tuple[str, ...]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -29,28 +30,28 @@ from ddp_doctor.records.spec import Spec, Target
 _GRACE = _SECONDS_TO_RECORD = 5.0
 # Seconds that a command may still need after all ranks have recorded their end.
 _GRACE_OF_COMMAND = 10.0
+_OF_A_GPU = re.compile(r"cuda|gpu|nccl|accelerator", re.IGNORECASE)
+# Lines of a traceback, with its message.
+_LAST_LINES = 4
 _PRELOADED = ("torch", "torch.distributed", "torch.utils.data", "ddp_doctor.probes.install")
 # Without libraries that keep functions of torch under names of their own, which the probes would not replace.
 _OF_COMMAND = (*_PRELOADED, "torch._dynamo", "torch.distributed.run", "ddp_doctor.launch.starters")
 
 
 class Interpreter:
-    """An interpreter that has imported the libraries, and runs the user's code in forks; see `fork_server`.
-
-    Args:
-        rank: Rank of its runs; sets have another order on each rank.
-        folder: Folder of the examination, for what libraries write when they are imported.
-    """
+    """An interpreter that has imported the libraries, and runs the user's code in forks; see `fork_server`."""
 
     def __init__(self, rank: int, folder: Path) -> None:
         environment = {
             **os.environ,
+            # Sets have another order on each rank.
             "PYTHONHASHSEED": str(rank + 1),
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
+            # Libraries write there when they are imported.
             "TMPDIR": str(folder),
         }
         self._connection, theirs = Pipe()
@@ -64,28 +65,23 @@ class Interpreter:
             start_new_session=True,
         )
         theirs.close()
-        self._imports = 0
 
     def preload(self, names: Sequence[str]) -> None:
         """Lets it import libraries meanwhile."""
-        self._imports += 1
         self._connection.send({"preload": names})
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Returns the answer to a request, which comes after those to all imports."""
-        while self._imports:
-            self.wait(300.0)
-            self._imports -= 1
+        """Returns the answer to a request, which comes after all imports."""
         self._connection.send(request)
         return self.wait()
 
-    def wait(self, timeout: float = 60.0) -> dict[str, Any]:
+    def wait(self) -> dict[str, Any]:
         """Returns the next answer.
 
         Raises:
             RuntimeError: There is none in time.
         """
-        if not self.answers(timeout):
+        if not self.answers(300.0):
             raise RuntimeError("An interpreter of the doctor does not answer.")
         return cast(dict[str, Any], self._connection.recv())
 
@@ -101,12 +97,6 @@ class Interpreter:
 
 class Runner:
     """Runs what is examined.
-
-    Args:
-        target: What is examined.
-        devices: Number of ranks.
-        folder: Temporary folder of the examination.
-        protection: Keeps the runs from the user's files.
 
     Attributes:
         forks: Whether the Python programs of a command are run in forks of a process that has imported torch.
@@ -148,7 +138,7 @@ class Runner:
         guarded = self.protection.begin(spec, self._make_view)
         words = _words(self.command) if self.command else []
         request = {**guarded, "folder": str(folder), "command": words, "forks": forks}
-        gpus = {"CUDA_VISIBLE_DEVICES": _visible_gpus()} if spec.real_gpus else {}
+        gpus = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")} if spec.real_gpus else {}
         running = {}
         for interpreter, own in self._environments(spec, forks=forks).items():
             environment = {**own, **gpus, **guarded["environment"]}
@@ -244,13 +234,6 @@ def _words(command: Sequence[str]) -> list[str]:
     return [found, *command[1:]]
 
 
-def _visible_gpus() -> str:
-    """Returns the value of CUDA_VISIBLE_DEVICES with which a process sees the GPUs that this one sees."""
-    import torch
-
-    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
-
-
 def device_changes(devices: int, gpu_as_cpu: bool | None, available: int) -> dict[str, int | bool]:
     """Returns the fields of a specification that say where code for GPUs is run.
 
@@ -264,3 +247,23 @@ def device_changes(devices: int, gpu_as_cpu: bool | None, available: int) -> dic
     if gpu_as_cpu is not True and enough:
         return {"real_gpus": True}
     return {"gpus": devices if gpu_as_cpu else 0, "may_emulate": gpu_as_cpu is not False}
+
+
+def emulation_for(spec: Spec, runs: Iterable[Run]) -> dict[str, Any]:
+    """Returns the changes of a specification with which code may run that failed; empty if there are none."""
+    needed = spec.may_emulate and not spec.gpus and any(map(_needs_gpu, runs))
+    return {"gpus": spec.world_size} if needed else {}
+
+
+def _needs_gpu(run: Run) -> bool:
+    """Returns whether a run may have failed for want of a GPU, or did nothing without one."""
+    if run.errors:
+        return any(_OF_A_GPU.search(error["message"] + _end_of(error["trace"])) for error in run.errors)
+    # A program that starts as many ranks as there are GPUs, or that ends with a message.
+    return run.ended_early or bool(run.lost and not run.hung and _OF_A_GPU.search(run.short_reason))
+
+
+def _end_of(trace: str) -> str:
+    """Returns the last lines of the code in a traceback; the paths may name a GPU by chance."""
+    lines = [line for line in trace.splitlines() if not line.lstrip().startswith("File ")]
+    return "\n".join(lines[-_LAST_LINES:])

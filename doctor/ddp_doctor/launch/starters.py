@@ -7,21 +7,23 @@ script starts by hand: those that are too many end before they take part.
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import dataclasses
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch.utils.data.distributed import DistributedSampler
 
 from ddp_doctor.after_import import after_import
-from ddp_doctor.launch.world_constants import change_program, changed_arguments
 from ddp_doctor.probes.wrap import wrap, wrap_everywhere
-from ddp_doctor.records.recorder import is_called_by_user
+from ddp_doctor.records.recorder import is_user_file, user_frames
 
 # The variables that tell a process its rank and the number of ranks.
 _VARIABLES = (
@@ -32,6 +34,7 @@ _VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
+_START_ARGUMENTS = ("fn", "args", "nprocs", "join", "daemon", "start_method")
 _INIT_ARGUMENTS = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name")
 # The number of ranks that the program itself wanted, for the processes that it starts.
 _WANTED = "DDP_DOCTOR_WANTED_RANKS"
@@ -43,13 +46,18 @@ _TRAINERS = {
     "lightning_fabric.connector": "_Connector",
 }
 
+# What programs call their number of ranks; `num_workers` are those of a loader.
+_NAME = re.compile(
+    r"world|^ws$|n_?procs?(_|$)|nproc|num_?(proc|gpu|device|rank|replica)|n_?gpus?(_|$)|n_?(ranks|devices|replicas)"
+    r"|^(gpus|devices|ranks|replicas|processes|size)$",
+    re.IGNORECASE,
+)
+# So deep are settings in others.
+_DEEPEST = 4
+
 
 class Starters:
-    """The hooks in the functions that start ranks.
-
-    Args:
-        world_size: The number of ranks that are run.
-    """
+    """The hooks in the functions that start ranks."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -58,12 +66,9 @@ class Starters:
         """Installs the hooks; ends this process if it is a rank too many."""
         self._read_environment()
         wrap_everywhere("start_processes", torch.multiprocessing.start_processes, self._on_start)
-        wrap(torch.cuda, "device_count", self._on_device_count)
         wrap_everywhere("init_process_group", dist.init_process_group, self._on_init)
-        wrap(DistributedSampler, "__init__", self._on_sampler)
-        changes: dict[str, Callable[[Any], None]] = {"torch.distributed.launcher.api": self._watch_agent}
-        changes |= dict.fromkeys(_TRAINERS, self._watch_trainer)
-        after_import(changes)
+        after_import({"torch.distributed.launcher.api": self._watch_agent})
+        after_import(dict.fromkeys(_TRAINERS, self._watch_trainer))
 
     @property
     def wanted(self) -> int | None:
@@ -84,25 +89,14 @@ class Starters:
             sys.stdout.flush()
             os._exit(0)
 
-    def _on_device_count(self, original: Callable[[], int]) -> int:
-        number = original()
-        # A program that starts a rank per GPU has as many GPUs as ranks.
-        return self.world_size if number == self.wanted and is_called_by_user() else number
-
-    def _on_start(
-        self,
-        original: Callable[..., Any],
-        fn: Any,
-        args: tuple[Any, ...] = (),
-        nprocs: int = 1,
-        *rest: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if nprocs != self.world_size and not dist.is_initialized() and not os.environ.get("TORCHELASTIC_RUN_ID"):
-            os.environ[_WANTED] = str(nprocs)
-            args = changed_arguments(fn, tuple(args), nprocs, self.world_size)
-            nprocs = self.world_size
-        return original(fn, args, nprocs, *rest, **kwargs)
+    def _on_start(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        kwargs |= dict(zip(_START_ARGUMENTS, args, strict=False))
+        number = kwargs.get("nprocs", 1)
+        if number != self.world_size and not dist.is_initialized() and not os.environ.get("TORCHELASTIC_RUN_ID"):
+            # The function gets its number among its arguments, and names it to `init_process_group` at the latest.
+            os.environ[_WANTED] = str(number)
+            kwargs["nprocs"] = self.world_size
+        return original(**kwargs)
 
     def _watch_agent(self, module: Any) -> None:
         def around(original: Callable[..., Any], agent: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -135,7 +129,7 @@ class Starters:
             if str(number).isdigit():
                 os.environ[_WANTED] = str(number)
             kwargs["devices"] = self.world_size
-        if kwargs.get("num_nodes", 1) != 1:
+        if "num_nodes" in kwargs:
             kwargs["num_nodes"] = 1
         for name, value in (("LT_DEVICES", self.world_size), ("LT_NUM_NODES", 1)):
             if name in os.environ:
@@ -146,7 +140,7 @@ class Starters:
         kwargs |= dict(zip(_INIT_ARGUMENTS, args, strict=False))
         number = _number(kwargs.get("world_size"), os.environ.get("WORLD_SIZE"))
         rank = _number(kwargs.get("rank"), os.environ.get("RANK"))
-        if number is not None and number > self.world_size:
+        if number is not None and (number > self.world_size or number == self.wanted):
             self._leave_if_too_many(rank or 0)
             os.environ.setdefault(_WANTED, str(number))
             os.environ["WORLD_SIZE"] = str(self.world_size)
@@ -157,15 +151,49 @@ class Starters:
             change_program(self.wanted, self.world_size)
         return result
 
-    def _on_sampler(
-        self, original: Callable[..., Any], sampler: Any, dataset: Any, ranks: Any = None, *rest: Any, **kwargs: Any
-    ) -> None:
-        given = kwargs.pop("num_replicas", ranks)
-        if given is not None and given == self.wanted and given > self.world_size:
-            given = self.world_size
-        original(sampler, dataset, given, *rest, **kwargs)
-
 
 def _number(*values: Any) -> int | None:
     """Returns the first value that is a number from 0."""
     return next((int(value) for value in values if str(value).isdigit()), None)
+
+
+def change(values: MutableMapping[Any, Any], old: int, new: int, depth: int = 0) -> None:
+    """Changes the program's number of ranks to that which is run, among named values and in settings that they hold."""
+    for name, value in list(values.items()):
+        if not isinstance(name, str) or name.startswith("__"):
+            continue
+        if type(value) is int and value == old and _NAME.search(name):
+            values[name] = new
+        held = value if isinstance(value, MutableMapping) else _settings(value)
+        if depth < _DEEPEST and isinstance(held, MutableMapping):
+            # An object of the user may permit no change.
+            with suppress(Exception):
+                change(held, old, new, depth + 1)
+
+
+def _settings(value: Any) -> Any:
+    """Returns the attributes of options and of objects of the user's classes."""
+    if isinstance(value, type | ModuleType) or callable(value):
+        return None
+    module = sys.modules.get(type(value).__module__)
+    if isinstance(value, argparse.Namespace) or dataclasses.is_dataclass(value) or _is_of_user(module):
+        return getattr(value, "__dict__", None)
+    return None
+
+
+def _is_of_user(module: Any) -> bool:
+    return isinstance(module, ModuleType) and is_user_file(getattr(module, "__file__", None) or "")
+
+
+def change_program(old: int, new: int) -> None:
+    """Changes the numbers in the frames that are running, and in the modules of the user."""
+    for frame in user_frames():
+        # A spawned process runs functions whose globals are a copy of those of the module.
+        change(frame.f_globals, old, new)
+        if frame.f_code.co_name != "<module>":
+            change(frame.f_locals, old, new)
+            # As Python 3.13 does by itself.
+            with suppress(AttributeError):
+                ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    for module in filter(_is_of_user, list(sys.modules.values())):
+        change(vars(module), old, new)

@@ -67,7 +67,7 @@ class Spec:
         whole_epochs: Whether the epochs of a `train` run are not shortened, for code that counts its own samples.
         gpus: Number of GPUs that are emulated on the CPU; 0 if torch is as it is.
         real_gpus: Whether the code sees the GPUs of the machine.
-        may_emulate: Whether GPUs may be emulated, so that a run may end as soon as it is seen to need one.
+        may_emulate: Whether GPUs may be emulated if the code needs one.
         interventions: Names of fixes that are applied, with their values.
     """
 
