@@ -20,7 +20,7 @@ from ddp_doctor.evidence.requirements import ask
 from ddp_doctor.faults import choose_checks
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
-from ddp_doctor.findings import DEFECT, REASONS, CheckState, Finding, Report, Stage, State, Verdict, cannot_tell
+from ddp_doctor.findings import DEFECT, MADE, REASONS, CheckState, Finding, Report, Stage, Verdict, cannot_tell
 from ddp_doctor.launch.runner import Runner, device_changes
 from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.source.reading import read
@@ -299,7 +299,7 @@ class _Examination:
                 for finding in found
                 if finding.verdict not in REASONS
             ]
-        made = sum(state.state is State.MADE for state in self.states.values())
+        made = sum(state.state == MADE for state in self.states.values())
         return f"{made} of {len(self.checks)} made"
 
     def _explains(self, check: ModuleType, finding: Finding) -> bool:
@@ -345,7 +345,7 @@ class _Examination:
             self.evidence.spec.world_size,
             sorted(self.findings, key=lambda finding: (_ORDER.index(finding.verdict), finding.code)),
             self.stages,
-            [self.states.get(code, CheckState(code, State.CANNOT_TELL, not_asked)) for code in self.checks],
+            [self.states.get(code, CheckState(code, Verdict.CANNOT_TELL, not_asked)) for code in self.checks],
             comparison_of(self.evidence) if self.numeric else None,
             error=self.error,
             hang=self.hang,

@@ -31,15 +31,7 @@ class Verdict(StrEnum):
 
 # These say why a check was not made, and are no findings of a report.
 REASONS = (Verdict.CANNOT_TELL, Verdict.NOT_APPLICABLE, Verdict.NOT_REACHED)
-
-
-class State(StrEnum):
-    """How a check ended."""
-
-    MADE = "made"
-    NOT_REACHED = "not reached"
-    NOT_APPLICABLE = "not applicable"
-    CANNOT_TELL = "cannot tell"
+MADE = "made"
 
 
 @dataclass(frozen=True)
@@ -80,13 +72,13 @@ class CheckState:
 
     Attributes:
         code: Code of the check.
-        state: Whether it was made. `not reached`: the program does not do what it examines. `not applicable`: its
-            property has no meaning in this program. `cannot tell`: it could not be measured.
+        state: `made`. `not reached`: the program does not do what it examines. `not applicable`: its property has no
+            meaning in this program. `cannot tell`: it could not be measured.
         reason: Why it was not made, in one or two sentences; empty if it was.
     """
 
     code: str
-    state: State
+    state: str = MADE
     reason: str = ""
 
     @classmethod
@@ -95,8 +87,8 @@ class CheckState:
         told = [finding for finding in found if finding.verdict is not Verdict.NOTE]
         first = min(told, key=lambda finding: list(Verdict).index(finding.verdict), default=None)
         if first is not None and first.verdict in REASONS:
-            return cls(code, State(first.verdict.value), first.message)
-        return cls(code, State.MADE)
+            return cls(code, first.verdict, first.message)
+        return cls(code)
 
 
 @dataclass(frozen=True)
@@ -210,9 +202,9 @@ class Report:
         """Returns the findings with one of these verdicts."""
         return [finding for finding in self.findings if finding.verdict in verdicts]
 
-    def ended(self, state: State) -> list[CheckState]:
+    def ended(self, state: str) -> list[CheckState]:
         """Returns the checks that ended in a state."""
-        return [check for check in self.checks if check.state is state]
+        return [check for check in self.checks if check.state == state]
 
     @property
     def faults(self) -> list[Finding]:

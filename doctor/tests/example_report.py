@@ -10,7 +10,6 @@ from ddp_doctor.findings import (
     Finding,
     Report,
     Stage,
-    State,
     Verdict,
 )
 
@@ -40,10 +39,10 @@ def example(*findings: Finding, error: str = "", hang: str = "") -> Report:
         findings or (FAULT, *others),
         [Stage("one process", "6 steps", 4.25)],
         [
-            *(CheckState(code, State.MADE) for code in ("LD012", "LD013", "LD017", "LD032")),
-            *(CheckState(code, State.CANNOT_TELL, "The loss is not finite.") for code in ("LD014", "LD015")),
-            CheckState("LD028", State.NOT_APPLICABLE, "The program trains with Join."),
-            CheckState("LD030", State.NOT_REACHED, "The program does not predict."),
+            *(CheckState(code) for code in ("LD012", "LD013", "LD017", "LD032")),
+            *(CheckState(code, Verdict.CANNOT_TELL, "The loss is not finite.") for code in ("LD014", "LD015")),
+            CheckState("LD028", Verdict.NOT_APPLICABLE, "The program trains with Join."),
+            CheckState("LD030", Verdict.NOT_REACHED, "The program does not predict."),
         ],
         Comparison(True, "batches", differences=(1e-16, 0.024, float("inf")), threshold=1e-6, module="net.bn1"),
         [Accepted(Finding("LD008", Verdict.FAULT, "Equal noise.", place="mine.py:3 in f"), "comment", "meant")],
@@ -64,7 +63,7 @@ def hostile() -> Report:
         2,
         [finding],
         [Stage(HOSTILE, HOSTILE, 0.1)],
-        [CheckState("LD012", State.MADE), CheckState("LD013", State.CANNOT_TELL, HOSTILE)],
+        [CheckState("LD012"), CheckState("LD013", Verdict.CANNOT_TELL, HOSTILE)],
         Comparison(True, HOSTILE, HOSTILE, [0.5], 1e-6, HOSTILE),
         [Accepted(finding, "comment", HOSTILE)],
         HOSTILE,

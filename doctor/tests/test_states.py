@@ -16,7 +16,7 @@ from ddp_doctor.evidence.rank_comparison import RankComparison
 from ddp_doctor.examination import _Examination
 from ddp_doctor.faults import load_checks
 from ddp_doctor.files.protection import Protection
-from ddp_doctor.findings import CheckState, Finding, State, Verdict, cannot_tell, fault, not_reached, note
+from ddp_doctor.findings import MADE, CheckState, Finding, Verdict, cannot_tell, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import PACKAGE
 
@@ -44,17 +44,17 @@ def ended(findings: Any, *needs: Finding, works: bool = True) -> tuple[list[Find
 @pytest.mark.parametrize(
     ("case", "verdicts", "state", "reason"),
     [
-        (([],), [], State.MADE, ""),
-        (([], MISSING), [], State.NOT_REACHED, "There is no validation."),
-        (([fault("Wrong.")],), [Verdict.FAULT], State.MADE, ""),
+        (([],), [], MADE, ""),
+        (([], MISSING), [], Verdict.NOT_REACHED, "There is no validation."),
+        (([fault("Wrong.")],), [Verdict.FAULT], MADE, ""),
         # A check is not asked without what it needs.
-        (([fault("Wrong.")], MISSING), [], State.NOT_REACHED, "There is no validation."),
-        (([note("Worth knowing."), cannot_tell("It is random.")],), [Verdict.NOTE], State.CANNOT_TELL, "It is random."),
-        ((KeyError("x"),), [], State.CANNOT_TELL, "The check failed: KeyError: 'x'"),
+        (([fault("Wrong.")], MISSING), [], Verdict.NOT_REACHED, "There is no validation."),
+        (([note("Odd."), cannot_tell("It is random.")],), [Verdict.NOTE], Verdict.CANNOT_TELL, "It is random."),
+        ((KeyError("x"),), [], Verdict.CANNOT_TELL, "The check failed: KeyError: 'x'"),
     ],
     ids=["made", "not reached", "found", "not asked", "a note", "a defect"],
 )
-def test_a_check_ends_in_a_state(case: Any, verdicts: list[Verdict], state: State, reason: str) -> None:
+def test_a_check_ends_in_a_state(case: Any, verdicts: list[Verdict], state: str, reason: str) -> None:
     findings, ends = ended(*case)
     assert [finding.verdict for finding in findings] == verdicts
     assert ends == CheckState("LD001", state, reason)
@@ -63,9 +63,9 @@ def test_a_check_ends_in_a_state(case: Any, verdicts: list[Verdict], state: Stat
 @pytest.mark.parametrize("findings", [[], [not_reached("No scaler is used.")]])
 def test_after_a_rank_has_failed_nothing_is_called_not_reached(findings: list[Finding]) -> None:
     _, state = ended(findings, works=False)
-    assert state.state is State.CANNOT_TELL
+    assert state.state == Verdict.CANNOT_TELL
     assert "ValueError: no data" in state.reason
-    assert ended([fault("Wrong.")], works=False)[1].state is State.MADE
+    assert ended([fault("Wrong.")], works=False)[1].state == MADE
 
 
 def test_a_signal_within_a_check_ends_the_examination() -> None:

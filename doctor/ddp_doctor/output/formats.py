@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from pathlib import Path, PurePosixPath
@@ -11,14 +10,13 @@ from xml.etree import ElementTree as ET
 
 from ddp_doctor.accepted import key_of, shown_place
 from ddp_doctor.errors import InputError
-from ddp_doctor.faults import load_checks, short_fix
-from ddp_doctor.findings import Finding, Report, State, Verdict
+from ddp_doctor.faults import load_checks
+from ddp_doctor.findings import MADE, Finding, Report, Verdict
 from ddp_doctor.output.terminal import (
     MARKS,
     by_reason,
     counts,
     examined,
-    facts,
     headline,
     outputs,
     plain,
@@ -82,16 +80,9 @@ def _sarif(report: Report) -> dict[str, Any]:
 
 
 def _result(finding: Finding, report: Report) -> dict[str, Any]:
-    place = shown_place(finding, report)
-    # A line may move.
-    identity = "\n".join((finding.code, place.path if place else "", place.function if place else ""))
-    found: dict[str, Any] = {
-        "ruleId": finding.code,
-        "level": _LEVELS[finding.verdict],
-        "message": {"text": "\n".join(told(finding))},
-        "partialFingerprints": {"codeFileFunction/v1": hashlib.sha256(safe(identity).encode()).hexdigest()[:32]},
-    }
-    if place:
+    message = {"text": "\n".join(told(finding))}
+    found: dict[str, Any] = {"ruleId": finding.code, "level": _LEVELS[finding.verdict], "message": message}
+    if place := shown_place(finding, report):
         path = PurePosixPath("/") / safe(place.path)
         where = {"uri": path.as_uri()}
         if not place.path.startswith("/"):
@@ -126,8 +117,8 @@ def _junit(report: Report) -> str:
     suite = ET.Element("testsuite", name=f"ddp-doctor {plain(report.target)}", time=f"{report.seconds:.3f}")
     for check in report.checks:
         found = [finding for finding in report.findings if finding.code == check.code]
-        known = load_checks().get(check.code)
-        case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name=f"{check.code} {known and known.TITLE}")
+        name = f"{check.code} {load_checks()[check.code].TITLE}"
+        case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name=name)
         for finding in found:
             text = "\n".join(told(finding))
             if finding.verdict is not Verdict.FAULT:
@@ -136,8 +127,8 @@ def _junit(report: Report) -> str:
             ET.SubElement(case, "failure", type=finding.code, message=plain(finding.message)).text = text
             if place := shown_place(finding, report):
                 case.attrib |= {"file": plain(place.path), "line": str(place.line)}
-        if check.state is not State.MADE:
-            ET.SubElement(case, "skipped", message=f"{check.state.value}: {plain(check.reason)}")
+        if check.state != MADE:
+            ET.SubElement(case, "skipped", message=f"{check.state}: {plain(check.reason)}")
     for text in outputs(report).values():
         case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name="the program runs")
         ET.SubElement(case, "error", message=headline(report)).text = text
@@ -156,8 +147,6 @@ def read_report(path: str) -> Report:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if content["format"] != 2:
-            raise ValueError(f"its format is {content['format']!r}, but 2 is known")
         findings = [Finding(**{**row, "verdict": Verdict(row["verdict"])}) for row in content["findings"]]
         return Report(content["target"], content["devices"], findings, error=content["error"], hang=content["hang"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -166,49 +155,35 @@ def read_report(path: str) -> Report:
 
 def _comment(report: Report, before: Report | None) -> str:
     """Returns the report as a comment of a pull request."""
-    head = [f"### ddp-doctor: {_escaped(headline(report))}", "", f"{_escaped(examined(report))}; {counts(report)}"]
     error = "\n".join(outputs(report).values()).splitlines()[-5:]
+    head = [f"### ddp-doctor: {_escaped(headline(report))}", "", f"{_escaped(examined(report))}; {counts(report)}"]
     head += ["", *(f"    {line}" for line in error)] if error else []
-    tail = []
-    known = {key_of(finding): finding.verdict for finding in before.findings} if before else {}
+    known = {key_of(finding): finding.verdict.value for finding in before.findings} if before else {}
+    rows, tail = [], []
+    for finding in report.findings:
+        since = f", before: {known.get(key_of(finding), 'not found')}" if before else ""
+        rows.append(_row(MARKS[finding.verdict], finding, f"{finding.verdict.value}{since}"))
     if before:
         now = {key_of(finding) for finding in report.findings}
         gone = [_gone(finding, report) for finding in before.findings if key_of(finding) not in now]
         tail += ["", f"**Before:** {_escaped(headline(before))} {_escaped(examined(before))}", *_first(gone, 3)]
-    left = [f"- {', '.join(codes)}: {_escaped(why)}" for why, codes in by_reason(report, State.CANNOT_TELL).items()]
-    for state in (State.NOT_APPLICABLE, State.NOT_REACHED):
-        if checks := report.ended(state):
-            left.append(f"- {state.value}: {', '.join(check.code for check in checks)}")
+    left = [f"- {', '.join(codes)}: {_escaped(why)}" for why, codes in by_reason(report, Verdict.CANNOT_TELL).items()]
     limits = " ".join(remarks(report)) if report.devices else "The program was only read, not run."
     tail += ["", "**Not examined:**", *_first(left, 3), f"- {_escaped(limits)}"]
-    rows = []
-    for finding in report.findings:
-        since = known.get(key_of(finding))
-        told_before = f", before: {since.value if since else 'not found'}" if before else ""
-        title = f"- {MARKS[finding.verdict]} {_named(finding)} ({finding.verdict.value}{told_before})"
-        rows.append(f"{title}\n  {_evidence(finding)}\n  Fix: {short_fix(load_checks()[finding.code])}")
-    room = _LONGEST_COMMENT - len(head) - len(tail) - 1
-    return "\n".join([*head, *([""] if rows else []), *_first(rows, (room - 1) // 3), *tail])
+    room = _LONGEST_COMMENT - len(head) - len(tail) - 2
+    return "\n".join([*head, "", *_first(rows, room), *tail])
 
 
 def _gone(finding: Finding, report: Report) -> str:
     """Returns what became of a finding that is no longer there: only a check that was made tells."""
     if key_of(finding) in {key_of(one.finding) for one in report.accepted}:
-        now = "· accepted now"
-    else:
-        made = finding.code in {check.code for check in report.ended(State.MADE)}
-        now = "✓ no longer found" if made else "? not examined now"
-    return f"- {now}: {_named(finding)}: {_evidence(finding)}"
+        return _row("·", finding, "accepted now")
+    made = finding.code in {check.code for check in report.ended(MADE)}
+    return _row("✓", finding, "no longer found") if made else _row("?", finding, "not examined now")
 
 
-def _named(finding: Finding) -> str:
-    place = f" at {_escaped(finding.place)}" if finding.place else ""
-    return f"**{_escaped(title_of(finding))}**{place}"
-
-
-def _evidence(finding: Finding) -> str:
-    parts = (finding.message.strip().rstrip("."), finding.proof, facts(finding))
-    return _escaped("; ".join(part for part in parts if part))
+def _row(mark: str, finding: Finding, what: str) -> str:
+    return f"- {mark} " + "<br>".join([f"**{title_of(finding)}** ({what})", *map(_escaped, told(finding))])
 
 
 def _first(rows: list[str], most: int) -> list[str]:

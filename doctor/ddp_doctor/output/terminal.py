@@ -11,14 +11,14 @@ from contextlib import suppress
 from typing import TextIO
 
 from ddp_doctor.faults import load_checks, short_fix
-from ddp_doctor.findings import DEFECT, Comparison, Finding, Report, State, Verdict
+from ddp_doctor.findings import DEFECT, MADE, REASONS, Comparison, Finding, Report, Verdict
 
 MARKS = {Verdict.FAULT: "✗", Verdict.DEPENDS: "≈", Verdict.UNCLEAR: "?", Verdict.NOTE: "·"}
 # Bold red, yellow, and cyan, by the mark at the beginning of a line.
 _STYLES = {"✗ LD": "1;31", "≈ LD": "33", "? LD": "36"}
 _MEANINGS = {
-    State.NOT_REACHED: " (the program does not do this)",
-    State.NOT_APPLICABLE: " (the property has no meaning here)",
+    Verdict.NOT_REACHED: " (the program does not do this)",
+    Verdict.NOT_APPLICABLE: " (the property has no meaning here)",
 }
 _LIMITS = (
     "Not examined: faults of hardware, NCCL and streams, sharded and pipelined models, nondeterministic cuDNN, and "
@@ -26,7 +26,7 @@ _LIMITS = (
 )
 _PROTECTIONS = {"private view": "a private view of all files", "copy": "a copy of the current folder"}
 # The states of checks, those first that leave a question open.
-STATES = (State.CANNOT_TELL, State.NOT_APPLICABLE, State.NOT_REACHED, State.MADE)
+STATES = (*REASONS, MADE)
 _LONGEST_OUTPUT = 6000
 
 
@@ -78,8 +78,7 @@ def report_text(report: Report, *, verbose: bool = False) -> str:
     ]
     for state in STATES if verbose else STATES[:1]:
         for reason, codes in by_reason(report, state).items():
-            named = f"all {len(codes)} checks" if len(codes) == len(report.checks) > 1 else ", ".join(codes)
-            rows.append(f"- {state.value}: {named}{reason and ': '}{reason}")
+            rows.append(f"- {state}: {', '.join(codes)}{reason and ': '}{reason}")
     blocks += ["", _wrapped(rows)] if rows else []
     blocks += ["", *(f"{stage.seconds:6.1f} s  {plain(stage.name)}: {plain(stage.outcome)}" for stage in report.stages)]
     return "\n".join([*blocks, f"{report.seconds:6.1f} s  in all", "", _wrapped(remarks(report))])
@@ -91,8 +90,7 @@ def _reading_text(report: Report) -> str:
     for finding in report.findings:
         check = load_checks()[finding.code]
         lines += [f"{plain(finding.place)}: {finding.code} {plain(finding.message)}", f"    fix: {short_fix(check)}"]
-    accepted = f", {len(report.accepted)} accepted" if report.accepted else ""
-    return "\n".join([*lines, f"{headline(report)} {report.stages[0].outcome} in {report.seconds:.1f} s{accepted}."])
+    return "\n".join([*lines, f"{headline(report)} {report.stages[0].outcome} in {report.seconds:.1f} s."])
 
 
 def _wrapped(texts: Iterable[str], indent: str = "") -> str:
@@ -137,30 +135,28 @@ def verdict(report: Report) -> str:
 
 def counts(report: Report) -> str:
     """Returns how many checks ended in each state: `checks: 21 made, 9 not reached (...), 3 cannot tell`."""
-    numbers = {state: len(report.ended(state)) for state in State}
-    parts = [f"{number} {state.value}{_MEANINGS.get(state, '')}" for state, number in numbers.items() if number]
+    numbers = {state: len(report.ended(state)) for state in reversed(STATES)}
+    parts = [f"{number} {state}{_MEANINGS.get(state, '')}" for state, number in numbers.items() if number]
     return f"checks: {', '.join(parts) or 'none'}"
 
 
 def title_of(finding: Finding) -> str:
     """Returns the code of a finding, and the title of its check."""
-    check = load_checks().get(finding.code)
-    return f"{plain(finding.code)} {check.TITLE if check else ''}".rstrip()
+    return f"{finding.code} {load_checks()[finding.code].TITLE}"
 
 
-def facts(finding: Finding) -> str:
-    """Returns where and how much, in short parts."""
+def observed(finding: Finding) -> list[str]:
+    """Returns the evidence, the proof, where and how much, and the place."""
     step = "" if finding.step is None else f"step {finding.step}"
-    return "; ".join(plain(part) for part in (step, finding.tensor, finding.amount) if part)
+    facts = "; ".join(part for part in (step, finding.tensor, finding.amount) if part)
+    place = f"at {finding.place}" if finding.place else ""
+    return [plain(line) for line in (finding.message, finding.proof, facts, place) if line]
 
 
 def told(finding: Finding) -> list[str]:
-    """Returns the evidence, the proof, the numbers, the place, the fix and what explains it."""
-    place = f"at {plain(finding.place)}" if finding.place else ""
-    lines = [plain(finding.message), plain(finding.proof), facts(finding), place]
-    if check := load_checks().get(finding.code):
-        lines += [f"fix: {short_fix(check)}", f"more: ddp-doctor --explain {check.CODE}"]
-    return [line for line in lines if line]
+    """Returns what was observed, the fix, and what explains it."""
+    fix = short_fix(load_checks()[finding.code])
+    return [*observed(finding), f"fix: {fix}", f"more: ddp-doctor --explain {finding.code}"]
 
 
 def outputs(report: Report) -> dict[str, str]:
@@ -169,7 +165,7 @@ def outputs(report: Report) -> dict[str, str]:
     return {title: safe(text.rstrip()[-_LONGEST_OUTPUT:]) for title, text in texts.items() if text}
 
 
-def by_reason(report: Report, state: State) -> dict[str, list[str]]:
+def by_reason(report: Report, state: str) -> dict[str, list[str]]:
     """Returns the codes of the checks that ended in a state, by the reason that they share."""
     found: dict[str, list[str]] = {}
     for check in report.ended(state):

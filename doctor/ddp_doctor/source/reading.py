@@ -14,7 +14,7 @@ from pathlib import Path
 from ddp_doctor.accepted import accept_comments
 from ddp_doctor.errors import InputError
 from ddp_doctor.faults import load_checks
-from ddp_doctor.findings import CheckState, Finding, Report, Stage, State, Verdict
+from ddp_doctor.findings import CheckState, Finding, Report, Stage, Verdict
 from ddp_doctor.source.file import FRAMEWORK, Program, SourceFile
 
 _IMPORT = re.compile(
@@ -54,8 +54,7 @@ def read(paths: Sequence[str]) -> Report:
     findings.sort(key=lambda finding: (order.index(finding.verdict), finding.place))
     seconds = time.monotonic() - begun
     stages = [Stage("reading", f"{len(files)} {'file' if len(files) == 1 else 'files'} read", seconds)]
-    states = [CheckState(code, State.MADE) for code in readers]
-    report = Report(" ".join(paths), 0, findings, stages, states, seconds=seconds)
+    report = Report(" ".join(paths), 0, findings, stages, [*map(CheckState, readers)], seconds=seconds)
     return accept_comments(report)
 
 
