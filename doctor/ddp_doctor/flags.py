@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import ast
 import os
-import shlex
 import tomllib
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddp_doctor.errors import InputError, nearest
+from ddp_doctor.errors import InputError
 from ddp_doctor.faults import load_checks
 from ddp_doctor.output.formats import FORMATS
 from ddp_doctor.versions import VERSION
@@ -44,15 +43,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Rejects the command line."""
         raise InputError(f"{message}; see {self.prog} --help")
-
-    def parse_words(self, words: Sequence[str], values: argparse.Namespace | None = None) -> argparse.Namespace:
-        """Returns the values of all flags, and names the flag that is most similar to an unknown one."""
-        found, unknown = self.parse_known_args(words, values)
-        if unknown:
-            known = [f"--{name.replace('_', '-')}" for name in vars(found)]
-            hint = nearest(unknown[0], known) or "; a command follows --"
-            raise InputError(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
-        return found
 
 
 def _parser() -> Parser:
@@ -122,7 +112,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         defaults = parser.parse_args(settings)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
-    request = parser.parse_words(words[:end], defaults)
+    request = parser.parse_args(words[:end], defaults)
     # What follows belongs to the examined code.
     request.command = list(words[end + 1 :])
     return request
@@ -144,10 +134,8 @@ def check_request(request: argparse.Namespace) -> None:
             )
     if (request.data or request.args) and not request.target:
         raise InputError("--data and --args belong to a LightningModule or a function.")
-    place = request.target.rpartition(":")[0]
-    for file in (place if place.endswith(".py") else "", request.config):
-        if file and not Path(file).is_file():
-            raise InputError(f"There is no file {file}.")
+    if request.config and not Path(request.config).is_file():
+        raise InputError(f"There is no file {request.config}.")
     if request.before and request.format != "markdown":
         raise InputError("--before belongs to --format markdown.")
     _check_script(request.command)
@@ -185,7 +173,7 @@ def _settings(flags: AbstractSet[str]) -> tuple[str, list[str]]:
                 where = f"[tool.{_SECTION}] of {path}"
                 known = flags - _NOT_SETTINGS
                 for key in section.keys() - known:
-                    raise InputError(f"{where} has no key {key}{nearest(key, known)}")
+                    raise InputError(f"{where} has no key {key}.")
                 return where, [word for key, value in section.items() for word in _words(path.parent, key, value)]
     return "", []
 

@@ -27,7 +27,7 @@ REJECTED = [
     ("train.py", "-- torchrun"),
     ("a:b c:d", "c:d"),
     ("a:b -- torchrun x.py", "Name one of"),
-    ("a:b --device 2", "did you mean --devices"),
+    ("a:b --device 2", "unrecognized arguments: --device 2"),
     ("a:b --steps", "--steps"),
     ("a:b --verbose=x", "--verbose"),
     ("a:b --steps x", "--steps"),
