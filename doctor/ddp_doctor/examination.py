@@ -33,7 +33,6 @@ _NO_TRAINING = (
 _DEFECT = f"{DEFECT}: this is a defect of the doctor, not a fault of the program. Please report it with these lines:\n"
 # Longer than the failed run, the program has come past the place.
 _SECONDS_MORE = 10.0
-_TIMED_OUT = "timed out"
 
 
 def examine(
@@ -176,14 +175,14 @@ class _Examination:
         try:
             if evidence.spec.target.command:
                 # While the user's command starts, torch is imported for the forks that all other runs are.
-                self._stage("several ranks", self._several, may_fail=False)
+                self._stage("several ranks", self._several)
                 evidence.runner.forks = True
-            self._stage("one process", self._single, may_fail=False)
+            self._stage("one process", self._single)
             single = evidence.runs["single"]
             if single.hung or emulation_for(evidence.spec, [single]):
                 return
             if not evidence.spec.target.command:
-                self._stage("several ranks", self._several, may_fail=False)
+                self._stage("several ranks", self._several)
         except InputError as error:
             self.rejected = error
             return
@@ -244,35 +243,33 @@ class _Examination:
             self.error = self.error and self._defect() + self.error
             return
         if self.evidence.worked("ranks") and self.numeric:
-            self._stage("one process in 64 bits", lambda: compare_training(self.evidence))
+            self._stage("one process in 64 bits", self._compare)
         self._stage("checks", self._check)
         if self.hang and not any(finding.verdict is Verdict.FAULT for finding in self.findings):
             self.hang = self._defect() + self.hang
 
-    def _stage(self, name: str, work: Callable[[], str], *, may_fail: bool = True) -> None:
+    def _stage(self, name: str, work: Callable[[], str]) -> None:
         begun = time.monotonic()
         self.on_stage(f"{name}, emulated GPUs" if self.evidence.spec.gpus else name)
+        self.stages.append(Stage(name, work(), time.monotonic() - begun))
+
+    def _compare(self) -> str:
         try:
-            outcome = work()
+            return compare_training(self.evidence)
         except DoctorError:
             raise
         except Exception as error:
-            if not may_fail:
-                raise
-            # A defect of a stage must not hide what the checks find without it.
-            outcome = f"the stage failed, which is a defect of the doctor: {type(error).__name__}: {error}"
-        if outcome:
-            self.stages.append(Stage(name, outcome, time.monotonic() - begun))
+            # A defect of the comparison must not hide what the checks find without it.
+            return f"the stage failed, which is a defect of the doctor: {type(error).__name__}: {error}"
 
     def _check(self) -> str:
         for code, check in self.checks.items():
             found = self._ask(check)
-            relative = self.evidence.relative
             self.states[code] = CheckState.of(code, found)
             self.evidence.explained |= any(self._explains(check, finding) for finding in found)
             self.evidence.faulty |= any(finding.verdict is Verdict.FAULT for finding in found)
             self.findings += [
-                replace(finding, code=code, place=relative(finding.place))
+                replace(finding, code=code, place=self.evidence.relative(finding.place))
                 for finding in found
                 if finding.verdict not in REASONS
             ]
@@ -303,14 +300,12 @@ class _Examination:
         if failed is None or failed.hung or spec.gpus:
             # What hangs alone would hang here, and a program for GPUs needs the doctor to run at all.
             return ""
-        if failed.errors and failed.errors[0]["input"]:
-            return ""
         seconds = min(spec.timeout, failed.seconds + _SECONDS_MORE)
         run = self.evidence.run(
             "without the doctor", purpose="bare", world_size=failed.spec.world_size, timeout=seconds
         )
         # Under the doctor, a rank waits for a shorter time: what waits for ever also hangs alone.
-        waited = any(_TIMED_OUT in error["message"].lower() for error in failed.errors)
+        waited = any("timed out" in error["message"].lower() for error in failed.errors)
         runs = (run.hung and not waited) or (bool(run.ranks) and all(rank.code == 0 for rank in run.ranks))
         return _DEFECT if runs else ""
 

@@ -70,7 +70,7 @@ def report(
         case: The function.
         ranks: What each rank computes, by how: `main`, the same `again`, with parameters moved to `plus` and `minus`,
             and with batch norm `over` the ranks.
-        one: The same on one process with all samples, and with the samples of all ranks, `padded`.
+        one: The same on one process with all samples.
         alone: One process with the samples of each rank.
         found: The differences.
         reference: Whether the ranks must agree with one process.
@@ -88,7 +88,12 @@ def report(
                 "it keeps a state, which has to be a part of `model`, or it draws from a generator without a seed."
             )
     if whole.gradient is None:
-        return _metric(main, one, alone, found)
+        lines = [
+            f"{name}: {_shown(whole.values[name])} on one process, "
+            + ", ".join(f"{_shown(rank.values.get(name))} on rank {number}" for number, rank in enumerate(main))
+            for name in found
+        ]
+        return _text("LD024", "it is not that of all samples", lines)
     own, share = _quotient(case, [one]), _quotient(case, ranks)
     same = isclose(share, own, rel_tol=_SAME_QUOTIENT[whole.bits])
     if not reference and not isclose(own, 1, rel_tol=_SAME_QUOTIENT[whole.bits]):
@@ -163,13 +168,7 @@ def _name(
             "to the samples of other ranks"
         )
     if scaled:
-        causes = {
-            "a sum instead of a mean": left <= enough and all(isclose(weight, 1, rel_tol=1e-3) for weight in weights),
-            "divided by the number of ranks, as DDP does again": isclose(factor, 1 / count, rel_tol=1e-3),
-            "multiplied by the number of ranks, or summed over them": isclose(factor, count, rel_tol=1e-3),
-            "it depends on the number of ranks": True,
-        }
-        return "LD014", f"{factor:.6g} times, {next(cause for cause, holds in causes.items() if holds)}"
+        return "LD014", f"{factor:.6g} times, as of a sum, or of a division that DDP makes again"
     if "gradient" in found and left <= enough:
         shares = ", ".join(f"{weight:.3g}" for weight in weights)
         return "LD013", f"the samples of the ranks count {shares} on one process, and {1 / count:.3g} each on ranks"
@@ -180,34 +179,6 @@ def _name(
     return "LD024", "the reported loss, although the gradients agree"
 
 
-def _metric(
-    ranks: Sequence[Outcome], one: Mapping[str, Outcome], alone: Sequence[Outcome], found: Mapping[str, float]
-) -> str:
-    """Returns what is wrong with a metric."""
-    name = next(iter(found))
-    values, own = ([outcome.values.get(name) for outcome in of] for of in (ranks, alone))
-    known = [value for value in own if value is not None]
-    mean = torch.stack(known).mean(0) if len({value.shape for value in known}) == 1 else None
-
-    def are(expected: Sequence[torch.Tensor | None]) -> bool:
-        pairs = zip(values, expected, strict=True)
-        return None not in expected and max(distance(*pair) for pair in pairs) <= _SAME[64]
-
-    if are([one["padded"].values.get(name)] * len(own)):
-        code, what = "LD023", "samples that make the shards equal count twice"
-    elif are(own):
-        code, what = "LD024", "each rank has the value of its own samples"
-    else:
-        is_mean = are([mean] * len(own))
-        code, what = "LD024", "the mean of the values of the ranks" if is_mean else "not the value of all samples"
-    lines = [
-        f"{name}: {_shown(one['main'].values[name])} on one process, "
-        + ", ".join(f"{_shown(rank.values.get(name))} on rank {number}" for number, rank in enumerate(ranks))
-        for name in found
-    ]
-    return _text(code, what, lines)
-
-
 def _shown(value: torch.Tensor | None) -> str:
     if value is None or value.numel() == 1:
         return "nothing" if value is None else f"{float(value):.6g}"
@@ -216,5 +187,4 @@ def _shown(value: torch.Tensor | None) -> str:
 
 def _text(code: str, what: str, lines: Sequence[str]) -> str:
     check = load_checks()[code]
-    shown = [*lines[:6], *([f"and {len(lines) - 6} more"] if len(lines) > 6 else [])]
-    return "\n".join([f"{code} {check.TITLE}: {what}", *(f"  {line}" for line in shown), f"  Fix: {short_fix(check)}"])
+    return "\n".join([f"{code} {check.TITLE}: {what}", *(f"  {line}" for line in lines), f"  Fix: {short_fix(check)}"])
