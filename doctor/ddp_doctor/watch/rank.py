@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -36,8 +35,6 @@ MOST_GROUPS = 256
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # At most about so many samples of an epoch are kept, the same ones on every rank.
 _KEPT, _FACTOR = 1 << 16, 0x9E3779B1
-# Batches by which the order of two epochs is compared.
-_ORDER = 4
 
 
 @dataclass(eq=False)
@@ -57,23 +54,17 @@ class Epoch:
     part: int
     shuffles: bool
     steps: int = 0
-    _batches: int = 0
     _new: list[int] = field(default_factory=list)
-    _order: Any = field(default_factory=hashlib.sha256)
 
     def take(self, indices: list[int]) -> None:
         """Takes the indices of a batch."""
-        self._batches += 1
-        if self._batches <= _ORDER:
-            self._order.update(repr(indices).encode())
         # A product has no pattern that the parts of the ranks could share.
         self._new += [index for index in indices if (index * _FACTOR >> 7) % self.part == 0]
 
     def news(self) -> dict[str, Any]:
-        """Returns the samples since the last call, and the order of the epoch as soon as it is known."""
-        order = self._order.hexdigest()[:16] if self.shuffles and self._batches >= _ORDER else ""
+        """Returns the samples since the last call, in their order."""
         new, self._new = self._new, []
-        return {"loader": self.loader, "epoch": self.number, "samples": new, "order": order}
+        return {"loader": self.loader, "epoch": self.number, "samples": new, "shuffles": self.shuffles}
 
 
 class Watch:
@@ -107,7 +98,6 @@ class Watch:
         before(ModelAverager, "__init__", self._on_averager)
         wrap(DataLoader, "__iter__", self._on_loader)
         on_indices(self._on_indices, self._on_batch)
-        os.register_at_fork(after_in_child=self._on_fork)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -119,10 +109,6 @@ class Watch:
             self._end(f"{type(error).__name__}: {error}")
         finally:
             self._spent += time.perf_counter() - begun
-
-    def _on_fork(self) -> None:
-        # A launcher that forks its ranks has taken no step; the workers of a loader take none.
-        self._ended |= self._file is not None
 
     def _on_ddp(self, original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
         original(model, *args, **kwargs)
@@ -196,7 +182,8 @@ class Watch:
     def _record(self, optimizer: Optimizer, number: int, step: int) -> None:
         self._write_waiting()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        whole = [parameter for parameter in parameters if is_whole(parameter)]
+        # Not a shard (a DTensor).
+        whole = [parameter for parameter in parameters if type(parameter) in {torch.Tensor, nn.Parameter}]
         record: dict[str, Any] = {
             "optimizer": number,
             "step": step,
@@ -251,12 +238,6 @@ class Watch:
                 share = self._spent / (time.perf_counter() - self._begun)
                 self._write({"end": why, "steps": [*self._steps.values()], "share": share, "epochs": self._news()})
                 self._file.close()
-
-
-def is_whole(tensor: torch.Tensor) -> bool:
-    """Returns whether this rank holds the tensor itself, not a shard of it (a DTensor) or a tensor without values."""
-    plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and not tensor.is_sparse and not tensor.is_quantized
-    return plain and tensor.device.type != "meta"
 
 
 def digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
