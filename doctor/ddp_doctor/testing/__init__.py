@@ -13,6 +13,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddp_doctor.errors import InputError
 from ddp_doctor.probes.draws import RandomReplay
+from ddp_doctor.probes.modules import normalize_over_ranks
 from ddp_doctor.testing.ranks import Case, Outcome, conditions, evaluate, move, on_ranks, without_ranks
 from ddp_doctor.testing.verdict import differences, report
 
@@ -59,7 +61,7 @@ def assert_same_on_ranks(
         splits: `equal` or `uneven`: the numbers of samples of the ranks.
         reference: False asks only whether the gradient is the derivative of the mean of the ranks' losses, for a loss
             that is meant to use the statistics or negatives of one rank.
-        timeout: Seconds after which ranks that wait for each other are ended.
+        timeout: Seconds that a rank waits for others.
 
     Raises:
         AssertionError: Something differs: the code of the fault, the evidence and the fix.
@@ -121,8 +123,10 @@ def _measure(case: Case, shard: Any, draws: Any, main: Outcome) -> dict[str, Out
         return found
     step = move(main.bits)
     found |= {name: evaluate(case, shard, draws, shift=to) for name, to in (("plus", step), ("minus", -step))}
-    norms = any(isinstance(part, _BatchNorm) for part in case.model.modules())
-    return found | ({"over": evaluate(case, shard, draws, over=True)} if norms else {})
+    if any(isinstance(part, _BatchNorm) for part in case.model.modules()):
+        with mock.patch.object(_BatchNorm, "forward", normalize_over_ranks):
+            found["over"] = evaluate(case, shard, draws)
+    return found
 
 
 def _each(batch: Any, function: Callable[[Any], Any]) -> Any:
@@ -150,8 +154,6 @@ def _rows(batch: Any) -> int:
         return len(nested[0])
     if isinstance(batch, list) and batch:
         return len(batch)
-    if inner := [part for part in parts if isinstance(part, Mapping) and part is not batch]:
-        return _rows(inner[0])
     raise InputError("The batch has no tensor, array or list whose length is the number of samples.")
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,7 +21,7 @@ from torch.distributed.algorithms.model_averaging.averagers import ModelAverager
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DistributedSampler, RandomSampler
 
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.torch_internals import on_indices
@@ -77,10 +77,9 @@ class Watch:
     def __init__(self, folder: Path) -> None:
         self.folder, self._every = folder, _EVERY
         self._models: list[nn.Module] = []
-        # A loader that the program drops ends with its workers. The last two epochs of each.
+        # The last two epochs of each loader, by what gives its indices.
         self._epochs: WeakKeyDictionary[Any, list[Epoch]] = WeakKeyDictionary()
         self._loaders = itertools.count()
-        self._beginning: Epoch | None = None
         # That of the last batch.
         self._last: Epoch | None = None
         self._begun, self._spent, self._ended = time.perf_counter(), 0.0, False
@@ -96,7 +95,6 @@ class Watch:
         register_optimizer_step_post_hook(self._after_step)
         wrap(DistributedDataParallel, "__init__", self._on_ddp)
         before(ModelAverager, "__init__", self._on_averager)
-        wrap(DataLoader, "__iter__", self._on_loader)
         on_indices(self._on_indices, self._on_batch)
 
     @contextmanager
@@ -117,38 +115,32 @@ class Watch:
     def _on_averager(self, *_: Any, **__: Any) -> None:
         self._averages = True
 
-    def _on_loader(self, original: Callable[..., Any], loader: Any) -> Any:
-        with self._guard():
-            self._beginning = None if self._ended else self._begin(loader)
-        epoch = self._beginning
-        try:
-            # Workers get their first batches before the iterator is returned.
-            iterator = original(loader)
-        finally:
-            self._beginning = None
-        iterator.watch_epoch = epoch
-        return iterator
-
     def _on_indices(self, iterator: Any, indices: list[int]) -> None:
-        epoch: Epoch | None = self._beginning or getattr(iterator, "watch_epoch", None)
-        if epoch is not None and not self._ended:
+        if not self._ended:
             with self._guard():
-                epoch.take(indices)
+                self._epoch_of(iterator).take(indices)
 
     def _on_batch(self, iterator: Any) -> None:
-        self._last = getattr(iterator, "watch_epoch", None)
+        if not self._ended:
+            with self._guard():
+                self._last = self._epoch_of(iterator)
 
-    def _begin(self, loader: Any) -> Epoch:
-        """Begins an epoch of a loader."""
-        sampler = getattr(loader, "sampler", None)
+    def _epoch_of(self, iterator: Any) -> Epoch:
+        """Returns the epoch of a loader's iterator, which has several with persistent workers."""
+        drawn, epoch = vars(iterator).get("watch_epoch", (None, None))
+        if drawn is iterator._sampler_iter:
+            return cast(Epoch, epoch)
+        batches = iterator._index_sampler
+        sampler = getattr(batches, "sampler", batches)
         shuffles = isinstance(sampler, RandomSampler) and not sampler.replacement
         shuffles |= isinstance(sampler, DistributedSampler) and sampler.shuffle
         part = 16
         with suppress(TypeError, AttributeError):
-            part = 1 + len(loader.dataset) // _KEPT
-        epochs = self._epochs.setdefault(loader, [])
-        loader_number, number = (epochs[-1].loader, epochs[-1].number + 1) if epochs else (next(self._loaders), 0)
-        epochs[:] = [*epochs[-1:], Epoch(loader_number, number, part, shuffles)]
+            part = 1 + len(iterator._dataset) // _KEPT
+        epochs = self._epochs.setdefault(batches, [])
+        loader, number = (epochs[-1].loader, epochs[-1].number + 1) if epochs else (next(self._loaders), 0)
+        epochs[:] = [*epochs[-1:], Epoch(loader, number, part, shuffles)]
+        iterator.watch_epoch = iterator._sampler_iter, epochs[-1]
         return epochs[-1]
 
     def _news(self) -> list[dict[str, Any]]:
