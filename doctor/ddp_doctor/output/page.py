@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from html import escape
 from math import isfinite, log10
-
-from jinja2 import Environment, PackageLoader
+from pathlib import Path
 
 from ddp_doctor.faults import load_checks
 from ddp_doctor.findings import Comparison, Report, Verdict
-from ddp_doctor.output.terminal import STATES, by_reason, counts, headline, observed, outputs, plain, remarks, safe
+from ddp_doctor.output.terminal import (
+    STATES,
+    by_reason,
+    counts,
+    headline,
+    observed,
+    outputs,
+    plain,
+    remarks,
+    safe,
+    title_of,
+)
 
+_STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+# The policy keeps the promise in the browser too: no script runs and nothing is loaded.
+_HEAD = f"""\
+<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"/><title>ddp-doctor</title><link rel="icon" href="data:,"/>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<style>{_STYLE}</style></head><body><main>"""
 _TITLES = {
     Verdict.FAULT: "Faults",
     Verdict.DEPENDS: "Depends on the number of devices",
@@ -22,39 +42,55 @@ _LEAST, _MOST = -17, 1
 
 def page_of(report: Report) -> str:
     """Returns the page."""
-    environment = Environment(
-        loader=PackageLoader("ddp_doctor.output"),
-        autoescape=True,
-        finalize=lambda value: safe(value) if type(value) is str else value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    lists = {"Accepted": [(one.finding.code, f"{one.finding.place} {one.reason}") for one in report.accepted]}
+    return "\n".join([_HEAD, *_body(report), "</main></body></html>"])
+
+
+def _body(report: Report) -> Iterator[str]:
+    yield _tag("p", plain(report.target), "muted")
+    yield _tag("h1", headline(report), "bad" if report.exit_code else "")
+    yield _tag("p", counts(report))
+    yield _tag("p", f"{report.devices} ranks · {report.seconds:.1f} s", "muted")
+    yield from (_tag("pre", text) for text in outputs(report).values())
+    for verdict, title in _TITLES.items():
+        found = report.of(verdict)
+        yield from [_tag("h2", title)] if found else []
+        for finding in found:
+            check = load_checks()[finding.code]
+            yield _tag("h3", title_of(finding), "bad" if verdict is Verdict.FAULT else "")
+            yield from (_tag("p", line) for line in observed(finding))
+            yield _tag("p", check.CAUSE, "muted")
+            yield _tag("pre", check.FIX.strip())
+            yield _tag("p", f"Reported in {', '.join(check.THREADS)}", "muted")
+    if (comparison := report.comparison) and comparison.differences:
+        yield _tag("h2", "Compared with one process")
+        yield from bars_of(comparison)
+        text = (
+            "Largest difference of a gradient from that of one process with the same samples, relative to the largest "
+            f"gradient, on a logarithmic axis; rounding ends at {comparison.threshold:.0e}."
+        )
+        parts = {"Method": comparison.method, "The first module whose outputs differ": comparison.module}
+        yield _tag("p", " ".join([text, *(f"{name}: {plain(part)}." for name, part in parts.items() if part)]), "muted")
+    lists = {"Accepted": [f"{one.finding.code} {one.finding.place}: {one.reason}" for one in report.accepted]}
     for state in STATES:
         rows = by_reason(report, state).items()
-        lists[f"Checks: {state}"] = [(", ".join(codes), reason) for reason, codes in rows]
-    stages = [(stage.name, f"{stage.outcome} ({stage.seconds:.1f} s)") for stage in report.stages]
-    lists |= {"The examination": stages, "Versions": [*report.versions.items()]}
-    return environment.get_template("report.html.jinja").render(
-        report=report,
-        headline=headline(report),
-        counts=counts(report),
-        outputs=outputs(report).values(),
-        groups={title: report.of(kind) for kind, title in _TITLES.items()},
-        checks=load_checks(),
-        observed=observed,
-        bars=bars_of(report.comparison or Comparison()),
-        lists=lists,
-        plain=plain,
-        remarks=remarks(report),
-    )
+        lists[f"Checks: {state}"] = [f"{', '.join(codes)}{reason and ': '}{reason}" for reason, codes in rows]
+    lists["Stages"] = [f"{stage.name}: {stage.outcome} ({stage.seconds:.1f} s)" for stage in report.stages]
+    lists["Versions"] = [f"{name} {version}" for name, version in report.versions.items()]
+    for title, lines in lists.items():
+        yield from [_tag("h2", title)] if lines else []
+        yield from (_tag("p", plain(line), "row") for line in lines)
+    yield from (_tag("p", text, "muted") for text in remarks(report))
 
 
-def bars_of(comparison: Comparison) -> list[tuple[str, int, bool]]:
-    """Returns the difference of each step, its place on a logarithmic axis in percent, and if it is no rounding."""
-    bars = []
-    for value in comparison.differences:
+def bars_of(comparison: Comparison) -> Iterator[str]:
+    """Yields a bar for the difference of each step, on a logarithmic axis."""
+    for step, value in enumerate(comparison.differences):
         power = _MOST if not isfinite(value) else log10(value) if value > 0 else _LEAST
         share = (min(max(power, _LEAST), _MOST) - _LEAST) / (_MOST - _LEAST)
-        bars.append((f"{value:.1e}", round(100 * share), not value <= comparison.threshold))
-    return bars
+        kind = "" if value <= comparison.threshold else "bad"
+        yield f'<p class="{kind}">step {step}: {value:.1e}<span class="bar" style="width:{share:.0%}"></span></p>'
+
+
+def _tag(name: str, text: str, kind: str = "") -> str:
+    """Returns an element with a text, which may be of the examined code."""
+    return f'<{name} class="{kind}">{escape(safe(text))}</{name}>'

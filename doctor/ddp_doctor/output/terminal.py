@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from ddp_doctor.faults import load_checks, short_fix
-from ddp_doctor.findings import DEFECT, MADE, REASONS, Comparison, Finding, Report, Verdict
+from ddp_doctor.findings import DEFECT, MADE, REASONS, Finding, Report, Verdict
 
 MARKS = {Verdict.FAULT: "✗", Verdict.DEPENDS: "≈", Verdict.UNCLEAR: "?", Verdict.NOTE: "·"}
 # Bold red, yellow, and cyan, by the mark at the beginning of a line.
@@ -110,16 +110,13 @@ def examined(report: Report) -> str:
 
 def headline(report: Report) -> str:
     """Returns the result in one sentence, which says if the comparison with one process was not made."""
-    result, compared = verdict(report), report.comparison
-    if compared is None and not report.exit_code and report.checks and report.devices:
-        compared = Comparison(reason="none of the chosen checks needs it")
+    result, compared = _result(report), report.comparison
     if compared is None or compared.made or report.hang or report.error:
         return f"{result}."
     return f"{result}; the comparison with one process was not made, because {plain(compared.reason).rstrip('.')}."
 
 
-def verdict(report: Report) -> str:
-    """Returns the result in a few words."""
+def _result(report: Report) -> str:
     if faults := len(report.faults):
         likely = "" if report.devices else "likely "
         return f"{faults} {likely}{'fault' if faults == 1 else 'faults'} found"
