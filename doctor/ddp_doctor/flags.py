@@ -50,15 +50,12 @@ def _parser() -> Parser:
     parser = Parser("ddp-doctor", _USAGE, _ABOUT, _EXIT_CODES, allow_abbrev=False)
     parser.add_argument("target", nargs="?", default="", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
-    explain = "print the cause, the fix and the threads of a check, and exit"
-    parser.add_argument("--explain", metavar="CODE", type=_code, help=explain)
+    parser.add_argument("--explain", metavar="CODE", type=_code, help="print what a check is about, and exit")
     add = parser.add_argument_group("what is examined").add_argument
-    data = "the LightningDataModule; not needed if the module has its own loaders"
-    add("--data", metavar="TARGET", default="", help=data)
+    add("--data", metavar="TARGET", default="", help="the LightningDataModule, if the module has no loaders of its own")
     add("--config", metavar="FILE", default="", help="a configuration of LightningCLI that names classes by class_path")
+    add("--read", metavar="PATH", nargs="+", default=[], help="files and folders that are only read, in seconds")
     arguments = "further arguments of a function; all words after it"
-    read = "files and folders that are only read, with what they import: likely faults in seconds, nothing is run"
-    add("--read", metavar="PATH", nargs="+", default=[], help=read)
     add("--args", metavar="WORDS", nargs=argparse.REMAINDER, default=[], help=arguments)
     only = "codes of checks, separated by commas, or `structural` for those that need no equal numbers"
     add("--only", metavar="CODES", type=_codes, default=[], help=only)
@@ -73,11 +70,7 @@ def _parser() -> Parser:
     gpus = "emulate GPUs on the CPU, or never do (default: if the code needs a GPU and the machine has none)"
     add("--gpu-as-cpu", action=argparse.BooleanOptionalAction, default=None, help=gpus)
     add = parser.add_argument_group("the report").add_argument
-    form = (
-        "what is printed: text (the default), json, sarif, github (annotations of a workflow), junit, or markdown (a "
-        "comment of a pull request)"
-    )
-    add("--format", metavar="NAME", choices=FORMATS, default="text", help=form)
+    add("--format", metavar="NAME", choices=FORMATS, default="text", help=f"what is printed: {', '.join(FORMATS)}")
     before = "a report of --json before a change, with which --format markdown compares"
     add("--before", metavar="FILE", default="", help=before)
     add("--json", metavar="FILE", default="", help="write the report to a file as JSON")
