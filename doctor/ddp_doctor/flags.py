@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import tomllib
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,8 +29,6 @@ _EXIT_CODES = """\
 exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on one process and on several ranks; 3 a
 rank hung or was lost"""
 _SECTION = "ddp-doctor"
-# What is said for one examination only.
-_NOT_SETTINGS = {"target", "read", "args", "explain", "write-baseline", "before"}
 # Files are relative to pyproject.toml.
 _FILES = {"config", "json", "html", "baseline"}
 
@@ -100,7 +96,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """
     end = words.index("--") if "--" in words else len(words)
     parser = _parser()
-    where, settings = _settings({name.replace("_", "-") for name in vars(parser.parse_args([]))})
+    where, settings = _settings()
     try:
         defaults = parser.parse_args(settings)
     except InputError as error:
@@ -131,7 +127,6 @@ def check_request(request: argparse.Namespace) -> None:
         raise InputError(f"There is no file {request.config}.")
     if request.before and request.format != "markdown":
         raise InputError("--before belongs to --format markdown.")
-    _check_script(request.command)
     for name in ("json", "html", "write_baseline"):
         path = getattr(request, name)
         # Otherwise, the report would be lost after minutes.
@@ -139,23 +134,8 @@ def check_request(request: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} {path}: this file cannot be written.")
 
 
-def _check_script(command: Sequence[str]) -> None:
-    """Rejects a script that Python cannot read, which torchrun says before a long text about its processes."""
-    script = next((word for word in command if word.endswith(".py")), "")
-    if not script or command[0] not in {"python", "python3", "torchrun"} or {"-m", "-c", "--no-python"} & {*command}:
-        return
-    try:
-        ast.parse(Path(script).read_bytes(), script)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"{script} cannot be run: {error}") from error
-
-
-def _settings(flags: AbstractSet[str]) -> tuple[str, list[str]]:
-    """Returns the nearest `pyproject.toml` that has the section, and its keys as words of a command line.
-
-    Args:
-        flags: The flags of the command, such as `devices`.
-    """
+def _settings() -> tuple[str, list[str]]:
+    """Returns the nearest `pyproject.toml` that has the section, and its keys as words of a command line."""
     for path in (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents)):
         if path.is_file():
             try:
@@ -163,11 +143,8 @@ def _settings(flags: AbstractSet[str]) -> tuple[str, list[str]]:
             except (OSError, ValueError) as error:
                 raise InputError(f"{path} cannot be read: {error}.") from error
             if section is not None:
-                where = f"[tool.{_SECTION}] of {path}"
-                known = flags - _NOT_SETTINGS
-                for key in section.keys() - known:
-                    raise InputError(f"{where} has no key {key}.")
-                return where, [word for key, value in section.items() for word in _words(path.parent, key, value)]
+                words = [word for key, value in section.items() for word in _words(path.parent, key, value)]
+                return f"[tool.{_SECTION}] of {path}", words
     return "", []
 
 

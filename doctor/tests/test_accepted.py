@@ -69,7 +69,7 @@ def test_settings_come_before_the_command_line(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "section", ["device = 2", "explain = 'LD001'", "devices = 'two'", "format = 'xml'", "verbose = 'yes'", "devices = "]
+    "section", ["device = 2", "devices = 'two'", "format = 'xml'", "verbose = 'yes'", "devices = "]
 )
 def test_wrong_settings_are_rejected_with_their_file(section: str) -> None:
     Path("pyproject.toml").write_text(f"[tool.ddp-doctor]\n{section}\n")

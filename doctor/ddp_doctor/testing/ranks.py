@@ -44,15 +44,6 @@ class _AskingGroup(dist.ProcessGroup):
         raise _AskedError
 
 
-class _AskingEnvironment(type(os.environ)):  # type: ignore[misc]
-    """The environment, without an answer to what a launcher of ranks sets."""
-
-    def __getitem__(self, name: str) -> str:
-        if name in _LAUNCHED:
-            raise _AskedError
-        return str(super().__getitem__(name))
-
-
 @dataclass(frozen=True)
 class Case:
     """What is computed: a function, its model in 64 bits, and what makes its optimizer."""
@@ -198,15 +189,22 @@ def conditions() -> Iterator[None]:
 
 def without_ranks(compute: Callable[[], str]) -> str | None:
     """Returns what a call computes in this process, or None if it asks about ranks."""
-    environment, kind = os.environ, type(os.environ)
+    environment = type(os.environ)
+    value_of = environment.__getitem__
+
+    def ask(variables: Any, name: str) -> Any:
+        if name in _LAUNCHED:
+            raise _AskedError
+        return value_of(variables, name)
+
     try:
         dist.group.WORLD = _AskingGroup(0, 1)
-        environment.__class__ = _AskingEnvironment
-        return compute()
+        with mock.patch.object(environment, "__getitem__", ask):
+            return compute()
     except _AskedError:
         return None
     finally:
-        dist.group.WORLD, environment.__class__ = None, kind
+        dist.group.WORLD = None
 
 
 def on_ranks(computations: Sequence[Callable[[], Any]], timeout: float) -> list[Any]:

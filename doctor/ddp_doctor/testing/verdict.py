@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isclose, isnan
+from math import inf, isclose, isnan, nan
 
 import torch
 
 from ddp_doctor.errors import InputError
+from ddp_doctor.evidence.rank_comparison import Weights, is_multiple, solve
 from ddp_doctor.faults import load_checks, short_fix
 from ddp_doctor.testing.ranks import Case, Outcome, direction, move
 
@@ -22,11 +23,11 @@ _EXPLAINED = 10
 def distance(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
     """Returns the norm of the difference, relative to the second; infinity for other shapes and what is no number."""
     if a is None or b is None or a.shape != b.shape:
-        return 0.0 if a is b else float("inf")
+        return 0.0 if a is b else inf
     if torch.allclose(a, b, rtol=0, atol=0, equal_nan=True):
         return 0.0
     found, size = float((a.double() - b.double()).norm()), float(b.double().norm())
-    return float("inf") if isnan(found) else found / size if size else found
+    return inf if isnan(found) else found / size if size else found
 
 
 def applied(case: Case, ranks: Sequence[Outcome]) -> list[torch.Tensor]:
@@ -122,16 +123,13 @@ def _quotient(case: Case, runs: Sequence[Mapping[str, Outcome]]) -> float:
     gradient = torch.stack(applied(case, [run["main"] for run in runs])).mean(0)
     plus, minus = (float(_loss([run[side] for run in runs])) for side in ("plus", "minus"))
     slope = (plus - minus) / (2 * move(runs[0]["main"].bits))
-    return float(gradient @ direction(case.model)) / slope if slope else float("nan")
+    return float(gradient @ direction(case.model)) / slope if slope else nan
 
 
-def _fit(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> tuple[list[float], float]:
+def _fit(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> Weights:
     """Returns the weights of the parts in the whole, by least squares, and what they leave of it."""
-    columns = torch.stack(list(parts), 1)
-    if not (columns.isfinite().all() and whole.isfinite().all()):
-        return [float("nan")] * len(parts), float("inf")
-    weights = torch.linalg.lstsq(columns, whole[:, None], driver="gelsd").solution[:, 0]
-    return weights.tolist(), distance(columns @ weights, whole)
+    weights, residual = solve(parts, whole)
+    return (weights, residual) if weights else ((nan,) * len(parts), inf)
 
 
 def _name(
@@ -155,7 +153,7 @@ def _name(
         return "LD012", "with the statistics of all ranks, the difference is gone"
     parts = [outcome.gradient for outcome in alone if outcome.gradient is not None]
     if max(distance(gradient, gradients[0]) for gradient in gradients) > enough:
-        if all(_fit([part], gradient)[1] <= enough for part, gradient in zip(parts, gradients, strict=True)):
+        if all(is_multiple(gradient, part, enough) for part, gradient in zip(parts, gradients, strict=True)):
             return "LD009", "each rank steps with its own"
         return "LD011", "the ranks step with different gradients"
     (factor,), rest = _fit([one.gradient], mean)
