@@ -102,7 +102,7 @@ def test_the_page_is_self_contained_and_draws_the_differences() -> None:
     page = page_of(example())
     tree = ET.fromstring(page)  # noqa: S314
     titles = [element.text for element in tree.iterfind(".//h2")]
-    assert titles[:4] == ["Faults", "Depends on the number of devices", "Unclear", "Notes"]
+    assert titles[:4] == ["Fault", "Depends on the number of devices", "Unclear", "Note"]
     assert [bar.get("style") for bar in tree.iterfind(".//span")] == ["width:6%", "width:85%", "width:100%"]
     assert not re.search("<script|src=|href=.http", page)
     assert not ET.fromstring(page_of(hostile())).findall(".//script")  # noqa: S314

@@ -98,16 +98,15 @@ def _annotations(report: Report) -> str:
     def escaped(text: str) -> str:
         return text.replace("%", "%25").replace("\n", "%0A")
 
+    def valued(text: str) -> str:
+        return escaped(plain(text)).replace(":", "%3A").replace(",", "%2C")
+
     lines = [headline(report), counts(report)]
     for finding in report.findings:
         place = shown_place(finding, report)
-        values = {"file": place.path, "line": str(place.line)} if place else {}
-        values["title"] = title_of(finding)
-        told_values = [
-            f"{name}={escaped(plain(value)).replace(':', '%3A').replace(',', '%2C')}" for name, value in values.items()
-        ]
-        command = _LEVELS[finding.verdict].replace("note", "notice")
-        lines.append(f"::{command} {','.join(told_values)}::{escaped(chr(10).join(told(finding)))}")
+        where = f"file={valued(place.path)},line={place.line}," if place else ""
+        command = f"{_LEVELS[finding.verdict].replace('note', 'notice')} {where}title={valued(title_of(finding))}"
+        lines.append(f"::{command}::{escaped(chr(10).join(told(finding)))}")
     lines += [f"::error title={title}::{escaped(text)}" for title, text in outputs(report).items()]
     return "\n".join(lines)
 

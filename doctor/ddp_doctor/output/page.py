@@ -30,12 +30,6 @@ _HEAD = f"""\
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
 <style>{_STYLE}</style></head><body><main>"""
-_TITLES = {
-    Verdict.FAULT: "Faults",
-    Verdict.DEPENDS: "Depends on the number of devices",
-    Verdict.UNCLEAR: "Unclear",
-    Verdict.NOTE: "Notes",
-}
 # Exponents of the bars: below is rounding of 64 bits, above nothing is right.
 _LEAST, _MOST = -17, 1
 
@@ -51,9 +45,9 @@ def _body(report: Report) -> Iterator[str]:
     yield _tag("p", counts(report))
     yield _tag("p", f"{report.devices} ranks · {report.seconds:.1f} s", "muted")
     yield from (_tag("pre", text) for text in outputs(report).values())
-    for verdict, title in _TITLES.items():
+    for verdict in Verdict:
         found = report.of(verdict)
-        yield from [_tag("h2", title)] if found else []
+        yield from [_tag("h2", verdict.value.capitalize())] if found else []
         for finding in found:
             check = load_checks()[finding.code]
             yield _tag("h3", title_of(finding), "bad" if verdict is Verdict.FAULT else "")

@@ -16,10 +16,6 @@ from ddp_doctor.findings import DEFECT, MADE, REASONS, Finding, Report, Verdict
 MARKS = {Verdict.FAULT: "✗", Verdict.DEPENDS: "≈", Verdict.UNCLEAR: "?", Verdict.NOTE: "·"}
 # Bold red, yellow, and cyan, by the mark at the beginning of a line.
 _STYLES = {"✗ LD": "1;31", "≈ LD": "33", "? LD": "36"}
-_MEANINGS = {
-    Verdict.NOT_REACHED: " (the program does not do this)",
-    Verdict.NOT_APPLICABLE: " (the property has no meaning here)",
-}
 _LIMITS = (
     "Not examined: faults of hardware, NCCL and streams, sharded and pipelined models, nondeterministic cuDNN, and "
     "what begins after these steps."
@@ -131,9 +127,8 @@ def _result(report: Report) -> str:
 
 
 def counts(report: Report) -> str:
-    """Returns how many checks ended in each state: `checks: 21 made, 9 not reached (...), 3 cannot tell`."""
-    numbers = {state: len(report.ended(state)) for state in reversed(STATES)}
-    parts = [f"{number} {state}{_MEANINGS.get(state, '')}" for state, number in numbers.items() if number]
+    """Returns how many checks ended in each state: `checks: 21 made, 9 not reached, 3 cannot tell`."""
+    parts = [f"{len(found)} {state}" for state in reversed(STATES) if (found := report.ended(state))]
     return f"checks: {', '.join(parts) or 'none'}"
 
 

@@ -16,8 +16,6 @@ from ddp_doctor.testing.ranks import Case, Outcome, direction, move
 # leaves 1e-8 to 2e-6.
 _SAME = {64: 1e-5, 32: 2e-4, 16: 0.05}
 _SAME_QUOTIENT = {64: 1e-3, 32: 0.05, 16: 0.2}
-# Least squares explain what they leave less of than so many times what counts as the same.
-_EXPLAINED = 10
 
 
 def distance(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
@@ -141,7 +139,8 @@ def _name(
     share: float,
 ) -> tuple[str, str]:
     """Returns the code and the cause of a difference; `share` is what is applied of the derivative."""
-    main, count, enough = [rank["main"] for rank in ranks], len(ranks), _EXPLAINED * _SAME[one.bits]
+    # Least squares explain what they leave less of.
+    main, count, enough = [rank["main"] for rank in ranks], len(ranks), 10 * _SAME[one.bits]
     assert one.gradient is not None
     gradients = applied(case, main)
     mean = torch.stack(gradients).mean(0)

@@ -117,7 +117,7 @@ class WatchedRanks:
         if first["sharded"] or not (first["wrapped"] or number in self._equal):
             # Ranks that hold different parts of one model.
             return
-        found = [first["names"][place * first["group"]] for place in different]
+        found = [first["names"][place] for place in different]
         since = f"first seen at step {step}" if number in self._equal else "from the first record on"
         message = f"The weights of the ranks differ, {since}: {listed(found)}."
         self._found(key[0], message, step, key=key[1], tensor=found[0])

@@ -30,8 +30,6 @@ from ddp_doctor.torch_internals import on_indices
 _EVERY = 10
 # Share of the run's time that the watch may take: the distance between records doubles while it takes more.
 _SHARE = 0.01
-# Numbers of a record for the weights.
-MOST_GROUPS = 256
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # At most about so many samples of an epoch are kept, the same ones on every rank.
 _KEPT, _FACTOR = 1 << 16, 0x9E3779B1
@@ -188,7 +186,6 @@ class Watch:
             names = {id(parameter): name.removeprefix("module.") for model in models for name, parameter in model}
             record["names"] = [names.get(id(parameter), f"parameter {n}") for n, parameter in enumerate(parameters)]
             record["wrapped"], record["sharded"] = bool(self._models), len(whole) < len(parameters)
-            record["group"] = group_size(len(whole))
         if self._averages or len({parameter.device for parameter in whole}) != 1:
             # Weights that are averaged from time to time differ, and digests are of one device.
             self._write(record)
@@ -233,7 +230,7 @@ class Watch:
 
 
 def digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns an int64 tensor of shape (groups,) on the device of the tensors: sums of the bits of neighbours.
+    """Returns an int64 tensor of shape (tensors,) on the device of the tensors: the sum of the bits of each.
 
     They are equal if and, but for chance, only if the tensors are, at the cost of reading them once.
 
@@ -242,14 +239,4 @@ def digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     values = [tensor.detach() for tensor in tensors]
     plain = [torch.view_as_real(value) if value.is_complex() else value for value in values]
-    sums = torch.stack([value.view(_SAME_SIZE[value.element_size()]).sum(dtype=torch.int64) for value in plain])
-    size = group_size(len(sums))
-    places = torch.arange(len(sums), device=sums.device)
-    groups = torch.zeros(-(-len(sums) // size), dtype=torch.int64, device=sums.device)
-    # Odd factors: two tensors that were exchanged give another sum.
-    return groups.index_add(0, places // size, sums * (2 * places + 1))
-
-
-def group_size(tensors: int) -> int:
-    """Returns how many neighbours share a digest."""
-    return max(1, -(-tensors // MOST_GROUPS))
+    return torch.stack([value.view(_SAME_SIZE[value.element_size()]).sum(dtype=torch.int64) for value in plain])
