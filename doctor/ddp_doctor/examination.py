@@ -31,8 +31,6 @@ _NO_TRAINING = (
     "program early, and processes that are started by ssh, Docker or Ray are not observed."
 )
 _DEFECT = f"{DEFECT}: this is a defect of the doctor, not a fault of the program. Please report it with these lines:\n"
-# Longer than the failed run, the program has come past the place.
-_SECONDS_MORE = 10.0
 
 
 def examine(
@@ -120,15 +118,10 @@ class _Examination:
         rejected: Why the code is not what can be examined, or None.
     """
 
-    def __init__(
-        self,
-        evidence: Evidence,
-        checks: dict[str, ModuleType],
-        on_stage: OnStage = lambda _: None,
-        stages: Sequence[Stage] = (),
-    ) -> None:
-        self.evidence, self.checks, self.on_stage, self.stages = evidence, checks, on_stage, list(stages)
+    def __init__(self, evidence: Evidence, checks: dict[str, ModuleType], on_stage: OnStage = lambda _: None) -> None:
+        self.evidence, self.checks, self.on_stage = evidence, checks, on_stage
         self.numeric = any(not check.STRUCTURAL for check in checks.values())
+        self.stages: list[Stage] = []
         self.findings: list[Finding] = []
         self.states: dict[str, CheckState] = {}
         self.error, self.hang = "", ""
@@ -164,8 +157,8 @@ class _Examination:
 
     def _again(self, name: str, outcome: str, changes: dict[str, Any]) -> _Examination:
         """Returns another attempt, with a changed specification."""
-        before = Stage(name, outcome, sum(stage.seconds for stage in self.stages))
-        other = _Examination(self.evidence.with_spec(**changes), self.checks, self.on_stage, [before])
+        other = _Examination(self.evidence.with_spec(**changes), self.checks, self.on_stage)
+        other.stages.append(Stage(name, outcome, sum(stage.seconds for stage in self.stages)))
         other._try()
         return other
 
@@ -296,14 +289,10 @@ class _Examination:
     def _defect(self) -> str:
         """Returns that the defect is the doctor's if the code runs alone where it failed under it; or nothing."""
         failed = self.evidence.failed("ranks", "single")
-        spec = self.evidence.spec
-        if failed is None or failed.hung or spec.gpus:
+        if failed is None or failed.hung or self.evidence.spec.gpus:
             # What hangs alone would hang here, and a program for GPUs needs the doctor to run at all.
             return ""
-        seconds = min(spec.timeout, failed.seconds + _SECONDS_MORE)
-        run = self.evidence.run(
-            "without the doctor", purpose="bare", world_size=failed.spec.world_size, timeout=seconds
-        )
+        run = self.evidence.run("without the doctor", purpose="bare", world_size=failed.spec.world_size)
         # Under the doctor, a rank waits for a shorter time: what waits for ever also hangs alone.
         waited = any("timed out" in error["message"].lower() for error in failed.errors)
         runs = (run.hung and not waited) or (bool(run.ranks) and all(rank.code == 0 for rank in run.ranks))

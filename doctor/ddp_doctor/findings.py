@@ -5,7 +5,6 @@ Nothing here imports torch: the command line reads a report without it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -222,8 +221,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as plain values, in the form of ddp_doctor/report.schema.json."""
-        # Enumerations are written as their texts.
-        told = json.loads(json.dumps({**asdict(self), "format": 2, "exit_code": self.exit_code}))
+        told = {**asdict(self), "format": 2, "exit_code": self.exit_code}
         if self.comparison:
             # JSON has no infinity.
             finite = [value if isfinite(value) else None for value in self.comparison.differences]

@@ -69,11 +69,7 @@ def _sarif(report: Report) -> dict[str, Any]:
         suppression = {"kind": kind, "justification": plain(one.reason)}
         results.append({**_result(one.finding, report), "suppressions": [suppression]})
     failures = [{"level": "error", "message": {"text": text}} for text in outputs(report).values()]
-    invocation = {
-        "executionSuccessful": not failures,
-        "exitCode": report.exit_code,
-        "toolExecutionNotifications": failures,
-    }
+    invocation = {"executionSuccessful": not failures, "toolExecutionNotifications": failures}
     driver = {"name": "ddp-doctor", "semanticVersion": VERSION, "rules": rules}
     run = {"tool": {"driver": driver}, "invocations": [invocation], "results": results}
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
@@ -105,7 +101,7 @@ def _annotations(report: Report) -> str:
     for finding in report.findings:
         place = shown_place(finding, report)
         where = f"file={valued(place.path)},line={place.line}," if place else ""
-        command = f"{_LEVELS[finding.verdict].replace('note', 'notice')} {where}title={valued(title_of(finding))}"
+        command = f"{_LEVELS[finding.verdict].replace('note', 'notice')} {where}title={valued(title_of(finding.code))}"
         lines.append(f"::{command}::{escaped(chr(10).join(told(finding)))}")
     lines += [f"::error title={title}::{escaped(text)}" for title, text in outputs(report).items()]
     return "\n".join(lines)
@@ -115,10 +111,8 @@ def _junit(report: Report) -> str:
     """Returns the checks as test cases: faults fail, and checks that were not made are skipped."""
     suite = ET.Element("testsuite", name=f"ddp-doctor {plain(report.target)}", time=f"{report.seconds:.3f}")
     for check in report.checks:
-        found = [finding for finding in report.findings if finding.code == check.code]
-        name = f"{check.code} {load_checks()[check.code].TITLE}"
-        case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name=name)
-        for finding in found:
+        case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name=title_of(check.code))
+        for finding in (finding for finding in report.findings if finding.code == check.code):
             text = "\n".join(told(finding))
             if finding.verdict is not Verdict.FAULT:
                 ET.SubElement(case, "system-out").text = f"{finding.verdict.value}: {text}"
@@ -182,7 +176,7 @@ def _gone(finding: Finding, report: Report) -> str:
 
 
 def _row(mark: str, finding: Finding, what: str) -> str:
-    return f"- {mark} " + "<br>".join([f"**{title_of(finding)}** ({what})", *map(_escaped, told(finding))])
+    return f"- {mark} " + "<br>".join([f"**{title_of(finding.code)}** ({what})", *map(_escaped, told(finding))])
 
 
 def _first(rows: list[str], most: int) -> list[str]:

@@ -50,7 +50,7 @@ def _body(report: Report) -> Iterator[str]:
         yield from [_tag("h2", verdict.value.capitalize())] if found else []
         for finding in found:
             check = load_checks()[finding.code]
-            yield _tag("h3", title_of(finding), "bad" if verdict is Verdict.FAULT else "")
+            yield _tag("h3", title_of(finding.code), "bad" if verdict is Verdict.FAULT else "")
             yield from (_tag("p", line) for line in observed(finding))
             yield _tag("p", check.CAUSE, "muted")
             yield _tag("pre", check.FIX.strip())
@@ -58,12 +58,9 @@ def _body(report: Report) -> Iterator[str]:
     if (comparison := report.comparison) and comparison.differences:
         yield _tag("h2", "Compared with one process")
         yield from bars_of(comparison)
-        text = (
-            "Largest difference of a gradient from that of one process with the same samples, relative to the largest "
-            f"gradient, on a logarithmic axis; rounding ends at {comparison.threshold:.0e}."
-        )
-        parts = {"Method": comparison.method, "The first module whose outputs differ": comparison.module}
-        yield _tag("p", " ".join([text, *(f"{name}: {plain(part)}." for name, part in parts.items() if part)]), "muted")
+        yield _tag("p", plain(f"The largest difference of a gradient at each step ({comparison.method})."), "muted")
+        if comparison.module:
+            yield _tag("p", plain(f"The first module whose outputs differ is {comparison.module}."), "muted")
     lists = {"Accepted": [f"{one.finding.code} {one.finding.place}: {one.reason}" for one in report.accepted]}
     for state in STATES:
         rows = by_reason(report, state).items()

@@ -64,7 +64,7 @@ def report_text(report: Report, *, verbose: bool = False) -> str:
         return _reading_text(report)
     blocks = ["", _wrapped([headline(report), examined(report), counts(report)])]
     for finding in report.findings:
-        title = f"{MARKS[finding.verdict]} {title_of(finding)} ({finding.verdict.value})"
+        title = f"{MARKS[finding.verdict]} {title_of(finding.code)} ({finding.verdict.value})"
         blocks += ["", _wrapped([title]), _wrapped(told(finding), "  ")]
     for title, text in outputs(report).items():
         blocks += ["", f"{title}:", textwrap.indent(text, "  ")]
@@ -132,9 +132,9 @@ def counts(report: Report) -> str:
     return f"checks: {', '.join(parts) or 'none'}"
 
 
-def title_of(finding: Finding) -> str:
-    """Returns the code of a finding, and the title of its check."""
-    return f"{finding.code} {load_checks()[finding.code].TITLE}"
+def title_of(code: str) -> str:
+    """Returns a code, and the title of its check."""
+    return f"{code} {load_checks()[code].TITLE}"
 
 
 def observed(finding: Finding) -> list[str]:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ddp_doctor.errors import InputError
 from ddp_doctor.probes.draws import Draw, RandomReplay
@@ -112,11 +113,10 @@ def evaluate(
         function = copy.deepcopy(function)
     arguments, found, losses, tape = [copy.deepcopy(shard)], Outcome(), list[torch.Tensor](), RandomReplay()
     if model is not None:
-        parts = direction(model).split([parameter.numel() for parameter in trained(model)]) if shift else ()
-        with torch.no_grad():
-            for parameter, step in zip(trained(model), parts, strict=False):
-                parameter.add_(shift * step.view_as(parameter))
         arguments.insert(0, model)
+        if shift:
+            moved = parameters_to_vector(trained(model)) + shift * direction(model)
+            vector_to_parameters(moved.detach(), trained(model))
 
     def keep(*_: Any) -> None:
         if found.gradient is None and model is not None:

@@ -177,9 +177,7 @@ def _name(
 
 
 def _shown(value: torch.Tensor | None) -> str:
-    if value is None or value.numel() == 1:
-        return "nothing" if value is None else f"{float(value):.6g}"
-    return f"{value.flatten()[:3].tolist()} of shape {tuple(value.shape)}"
+    return "nothing" if value is None else str(value.tolist())[:40]
 
 
 def _text(code: str, what: str, lines: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import util
@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DistributedSampler, RandomSampler
 
-from ddp_doctor.probes.wrap import before, wrap
+from ddp_doctor.probes.wrap import before
 from ddp_doctor.torch_internals import on_indices
 
 # Optimizer steps between two records, at least.
@@ -85,14 +85,14 @@ class Watch:
         self._steps: dict[Optimizer, int] = {}
         self._stepping: Optimizer | None = None
         self._waiting: tuple[dict[str, Any], torch.Tensor, torch.cuda.Event] | None = None
-        self._averages = False
+        self._averagers: list[ModelAverager] = []
 
     def install(self) -> None:
         """Begins to watch."""
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        wrap(DistributedDataParallel, "__init__", self._on_ddp)
-        before(ModelAverager, "__init__", self._on_averager)
+        before(DistributedDataParallel, "__init__", lambda model, *_, **__: self._models.append(model))
+        before(ModelAverager, "__init__", lambda averager, *_, **__: self._averagers.append(averager))
         on_indices(self._on_indices, self._on_batch)
 
     @contextmanager
@@ -105,13 +105,6 @@ class Watch:
             self._end(f"{type(error).__name__}: {error}")
         finally:
             self._spent += time.perf_counter() - begun
-
-    def _on_ddp(self, original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
-        original(model, *args, **kwargs)
-        self._models.append(model)
-
-    def _on_averager(self, *_: Any, **__: Any) -> None:
-        self._averages = True
 
     def _on_indices(self, iterator: Any, indices: list[int]) -> None:
         if not self._ended:
@@ -186,7 +179,7 @@ class Watch:
             names = {id(parameter): name.removeprefix("module.") for model in models for name, parameter in model}
             record["names"] = [names.get(id(parameter), f"parameter {n}") for n, parameter in enumerate(parameters)]
             record["wrapped"], record["sharded"] = bool(self._models), len(whole) < len(parameters)
-        if self._averages or len({parameter.device for parameter in whole}) != 1:
+        if self._averagers or len({parameter.device for parameter in whole}) != 1:
             # Weights that are averaged from time to time differ, and digests are of one device.
             self._write(record)
             return
@@ -209,17 +202,15 @@ class Watch:
         if self._file is None:
             rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK") or 0)
             # Unlike those of atexit, it is also called at the end of a process of multiprocessing.
-            util.Finalize(None, self._close, exitpriority=100)
+            util.Finalize(None, self._end, exitpriority=100)
             self._file = (self.folder / f"rank{rank}.jsonl").open("w", encoding="utf-8")
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
-    def _close(self) -> None:
-        if not self._ended:
-            self._end("")
-
-    def _end(self, why: str) -> None:
+    def _end(self, why: str = "") -> None:
         """Ends the watch, and says why if the process goes on. The run is worth more than its watch."""
+        if self._ended:
+            return
         self._ended = True
         with suppress(OSError, ValueError, RuntimeError):
             self._write_waiting()
