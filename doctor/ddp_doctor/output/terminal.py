@@ -172,12 +172,7 @@ def remarks(report: Report) -> list[str]:
         found.append(
             f"The code was examined with {report.emulated_gpus} emulated GPUs, which compute on the CPU. This cannot "
             "show what is specific to a GPU: its memory and speed, the order of its streams, its rounding and its "
-            "kernels, NCCL, and compiled code, which was run eagerly."
-        )
-    if report.emulated_gpus and outputs(report):
-        found.append(
-            "The failure may come from the emulation: that is a limit of the doctor, not a fault of the code. "
-            "Examine it on a machine with GPUs."
+            "kernels, NCCL, and compiled code, which was run eagerly. A failure may be a limit of the emulation."
         )
     if files.protection:
         found.append(f"Your files were kept from the code by {_PROTECTIONS[files.protection]}.")

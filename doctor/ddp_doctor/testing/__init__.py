@@ -80,19 +80,17 @@ def assert_same_on_ranks(
         case = Case(function, copy.deepcopy(made).to("cpu").double() if made is not None else None, optimizer)
         whole = _wide(batch)
         parts = _parts(_rows(whole), n, splits)
+        compare = partial(_compare, case, whole, parts, reference)
         # DistributedDataParallel asks; and with GPUs, a fork permits no backward pass after one in this process.
-        text = None
-        if not optimizer and not torch.cuda.is_available():
-            text = without_ranks(
-                lambda: _compare(case, whole, parts, reference, lambda ranks: [rank() for rank in ranks])
-            )
+        asks = optimizer or torch.cuda.is_available()
+        text = None if asks else without_ranks(lambda: compare(lambda ranks: [rank() for rank in ranks]))
         if text is None:
             with RandomReplay():
                 # The first operator, as an optimizer, imports what each fork would need seconds for.
                 torch.ones(1)
             if case.model is not None and optimizer:
                 optimizer(case.model.parameters())
-            text = _compare(case, whole, parts, reference, partial(on_ranks, timeout=timeout))
+            text = compare(partial(on_ranks, timeout=timeout))
     if text:
         raise AssertionError(text)
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
 from ddp_doctor.errors import InputError
 from ddp_doctor.probes.draws import Draw, RandomReplay
@@ -115,8 +115,8 @@ def evaluate(
     if model is not None:
         arguments.insert(0, model)
         if shift:
-            moved = parameters_to_vector(trained(model)) + shift * direction(model)
-            vector_to_parameters(moved.detach(), trained(model))
+            weights = torch.cat([parameter.detach().flatten() for parameter in trained(model)])
+            vector_to_parameters(weights + shift * direction(model), trained(model))
 
     def keep(*_: Any) -> None:
         if found.gradient is None and model is not None:

@@ -79,7 +79,9 @@ class WatchedRanks:
             return
         number, step = record["optimizer"], record["step"]
         if step == 0:
-            self._first.setdefault(number, record)
+            first = self._first.setdefault(number, record)
+            # A sharded optimizer steps another one with its own shard.
+            first["sharded"] |= first["names"] != record["names"]
         self.last[rank] = max(self.last.get(rank, 0), step)
         if not record["eval"]:
             self._trained.add(rank)
@@ -95,10 +97,9 @@ class WatchedRanks:
 
     def _compare(self, number: int, step: int, records: dict[int, dict[str, Any]]) -> None:
         self.compared += 1
-        rates = {rank: records[rank]["lr"] for rank in sorted(records)}
-        if any(rate != rates[min(rates)] for rate in rates.values()):
-            values = ", ".join(f"rank {rank}: {rate}" for rank, rate in rates.items())
-            message = f"The learning rates of the ranks differ at step {step} ({values})."
+        rates = [f"rank {rank}: {record['lr']}" for rank, record in sorted(records.items())]
+        if any(record["lr"] != records[min(records)]["lr"] for record in records.values()):
+            message = f"The learning rates of the ranks differ at step {step} ({', '.join(rates)})."
             self._found("LD017", message, step, key=str(number))
         weights = [record.get("weights", []) for record in records.values()]
         if weights[0] and len(set(map(len, weights))) == 1:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import ModelAverager
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from ddp_doctor.probes.wrap import before
@@ -83,14 +83,12 @@ class Watch:
         self._begun, self._spent, self._ended = time.perf_counter(), 0.0, False
         self._file: TextIO | None = None
         self._steps: dict[Optimizer, int] = {}
-        self._stepping: Optimizer | None = None
         self._waiting: tuple[dict[str, Any], torch.Tensor, torch.cuda.Event] | None = None
         self._averagers: list[ModelAverager] = []
 
     def install(self) -> None:
         """Begins to watch."""
         register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
         before(DistributedDataParallel, "__init__", lambda model, *_, **__: self._models.append(model))
         before(ModelAverager, "__init__", lambda averager, *_, **__: self._averagers.append(averager))
         on_indices(self._on_indices, self._on_batch)
@@ -140,15 +138,9 @@ class Watch:
         return [new for epoch in epochs if (new := epoch.news())["samples"]]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # A step inside that of another optimizer is a part of it: a sharded optimizer has one with its own shard.
-        if self._stepping in {None, optimizer} and not self._ended:
-            self._stepping = optimizer
+        if not self._ended:
             with self._guard():
                 self._observe(optimizer)
-
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._stepping is optimizer:
-            self._stepping = None
 
     def _observe(self, optimizer: Optimizer) -> None:
         # Before the step: a program that averages the weights after each step has done so.
