@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 from ddp_doctor.accepted import key_of, shown_place
@@ -79,10 +80,8 @@ def _result(finding: Finding, report: Report) -> dict[str, Any]:
     message = {"text": "\n".join(told(finding))}
     found: dict[str, Any] = {"ruleId": finding.code, "level": _LEVELS[finding.verdict], "message": message}
     if place := shown_place(finding, report):
-        path = PurePosixPath("/") / safe(place.path)
-        where = {"uri": path.as_uri()}
-        if not place.path.startswith("/"):
-            where = {"uri": path.as_uri().removeprefix("file:///"), "uriBaseId": "%SRCROOT%"}
+        uri = quote(safe(place.path))
+        where = {"uri": f"file://{uri}"} if uri.startswith("/") else {"uri": uri, "uriBaseId": "%SRCROOT%"}
         physical = {"artifactLocation": where, "region": {"startLine": max(place.line, 1)}}
         found["locations"] = [{"physicalLocation": physical}]
     return found

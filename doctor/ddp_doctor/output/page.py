@@ -30,8 +30,6 @@ _HEAD = f"""\
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
 <style>{_STYLE}</style></head><body><main>"""
-# Exponents of the bars: below is rounding of 64 bits, above nothing is right.
-_LEAST, _MOST = -17, 1
 
 
 def page_of(report: Report) -> str:
@@ -76,8 +74,8 @@ def _body(report: Report) -> Iterator[str]:
 def bars_of(comparison: Comparison) -> Iterator[str]:
     """Yields a bar for the difference of each step, on a logarithmic axis."""
     for step, value in enumerate(comparison.differences):
-        power = _MOST if not isfinite(value) else log10(value) if value > 0 else _LEAST
-        share = (min(max(power, _LEAST), _MOST) - _LEAST) / (_MOST - _LEAST)
+        # From 1e-17, which is rounding of 64 bits, to 10.
+        share = min(max(log10(value or 1e-17) + 17, 0) / 18, 1) if isfinite(value) else 1
         kind = "" if value <= comparison.threshold else "bad"
         yield f'<p class="{kind}">step {step}: {value:.1e}<span class="bar" style="width:{share:.0%}"></span></p>'
 

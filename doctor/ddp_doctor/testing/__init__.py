@@ -27,7 +27,6 @@ from ddp_doctor.testing.ranks import Case, Outcome, conditions, evaluate, move, 
 from ddp_doctor.testing.verdict import differences, report
 
 __all__ = ["assert_same_on_ranks"]
-_SPLITS = ("equal", "uneven")
 # Computes each of some calls on a rank of its own.
 Compute = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
@@ -68,10 +67,8 @@ def assert_same_on_ranks(
         InputError: The function, or an argument, permits no comparison.
     """
     __tracebackhide__ = True
-    if n < 2 or splits not in _SPLITS:
-        raise InputError(f"n is 2 or more, and splits one of {', '.join(_SPLITS)}; not {n} and {splits!r}.")
-    if optimizer and model is None:
-        raise InputError("An optimizer needs a `model`.")
+    if n < 2 or splits not in {"equal", "uneven"}:
+        raise InputError(f"n is 2 or more, and splits `equal` or `uneven`; not {n} and {splits!r}.")
     if dist.is_initialized():
         raise InputError("This process has a process group; end it first: the ranks have one of their own.")
     with conditions():
