@@ -159,6 +159,10 @@ def record(step: int, **changes: Any) -> str:
     return json.dumps({**values, "weights": [1, 2], **first, **changes}) + "\n"
 
 
+def epoch(number: int, first: int) -> dict[str, Any]:
+    return {"loader": 0, "epoch": number, "samples": [*range(first, first + 16)], "shuffles": True}
+
+
 def ended(steps: int) -> str:
     return json.dumps({"end": "", "steps": [steps], "share": 0.0, "epochs": []}) + "\n"
 
@@ -170,6 +174,9 @@ def ended(steps: int) -> str:
         (lambda rank: [record(10 * n, weights=[1, rank * n % 3]) for n in range(7)], {"LD011": "note"}),
         (lambda rank: [record(10 * n, weights=[1, rank], wrapped=False) for n in range(4)], {}),
         (lambda rank: [record(10 * n, weights=[1, rank], sharded=True) for n in range(4)], {}),
+        (lambda rank: [record(10 * n, weights=[1, rank], names=["a", str(rank)]) for n in range(4)], {}),
+        (lambda rank: [record(10 * n, epochs=[epoch(n, 0)]) for n in range(2)], {"LD001": "fault"}),
+        (lambda rank: [record(10 * n, epochs=[epoch(n, n)]) for n in range(2)], {}),
         (lambda rank: [record(10 * n, eval=True) for n in range(4)], {}),
         (lambda rank: [record(0), ended(30 - 10 * rank)], {"LD028": "fault"}),
         (lambda rank: [record(0), ended(30)], {}),
