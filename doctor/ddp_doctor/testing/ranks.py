@@ -180,8 +180,9 @@ def conditions() -> Iterator[None]:
         stack.callback(numpy.random.set_state, numpy.random.get_state())
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        # That of torch is for GPUs.
+        # That of torch is for GPUs, and DistributedDataParallel rejects it on CPUs.
         stack.enter_context(mock.patch.object(nn.SyncBatchNorm, "forward", normalize_over_ranks))
+        stack.enter_context(mock.patch.object(DistributedDataParallel, "_passing_sync_batchnorm_handle"))
         torch.set_default_dtype(torch.float64)
         torch.set_num_threads(1)
         yield
