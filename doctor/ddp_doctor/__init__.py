@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddp_doctor.findings import Finding, Report, Verdict
+
 if TYPE_CHECKING:
-    from ddp_doctor.examination import examine as examine
-    from ddp_doctor.findings import Finding as Finding
-    from ddp_doctor.findings import Report as Report
-    from ddp_doctor.findings import Verdict as Verdict
+    from ddp_doctor.examination import examine
 
 __all__ = ["Finding", "Report", "Verdict", "examine"]
 
@@ -25,8 +24,4 @@ def __getattr__(name: str) -> Any:
         from ddp_doctor.examination import examine
 
         return examine
-    if name in __all__:
-        from ddp_doctor import findings
-
-        return getattr(findings, name)
     raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -133,8 +133,6 @@ def read_baseline(path: str) -> set[tuple[str, str, str]]:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if content["format"] != 1:
-            raise ValueError(f"its format is {content['format']!r}, but 1 is known")
         return {(str(row["code"]), str(row["file"]), str(row["function"])) for row in content["findings"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"--baseline {path} is no file of --write-baseline: {type(error).__name__}: {error}"

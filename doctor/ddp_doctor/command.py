@@ -17,6 +17,7 @@ from ddp_doctor.faults import load_checks
 from ddp_doctor.findings import Report
 from ddp_doctor.flags import check_request, parse
 from ddp_doctor.output.formats import formatted, read_report
+from ddp_doctor.output.page import page_of
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.processes import recorded_signals
 from ddp_doctor.source.reading import read
@@ -61,8 +62,8 @@ def _run(request: argparse.Namespace) -> int:
     what = request.target or request.config or shlex.join(request.command)
     # The output of a format is for a program.
     stream = sys.stdout if request.format == "text" else sys.stderr
-    place = f"with your permissions, in {Path.cwd()}"
-    print_text(f"The doctor runs {what} several times, {place}. Your files do not change.", stream)
+    about = f"The doctor runs {what} several times, with your permissions, in {Path.cwd()}. Your files do not change."
+    print_text(about, stream)
     from ddp_doctor.examination import examine
 
     options = {name: getattr(request, name) for name in signature(examine).parameters if name != "on_stage"}
@@ -79,8 +80,6 @@ def _finish(report: Report, request: argparse.Namespace, before: Report | None) 
         if request.json:
             Path(request.json).write_text(formatted(report, "json") + "\n", encoding="utf-8")
         if request.html:
-            from ddp_doctor.output.page import page_of
-
             Path(request.html).write_text(page_of(report), encoding="utf-8")
     except OSError as error:
         raise InputError(f"The report cannot be written: {error}.") from error

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import signal
-from collections.abc import Iterable
 
 
 class DoctorError(Exception):
@@ -23,9 +21,3 @@ class StoppedError(DoctorError):
     def __init__(self, signum: signal.Signals) -> None:
         super().__init__(f"Stopped by {signum.name}.")
         self.exit_code = 128 + signum
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean …?` with the most similar of the known names, or nothing if none is similar."""
-    found = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {found[0]}?" if found else ""

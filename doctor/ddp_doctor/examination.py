@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +20,6 @@ from ddp_doctor.files.protection import Protection, examination_folder
 from ddp_doctor.findings import DEFECT, MADE, REASONS, CheckState, Finding, Report, Stage, Verdict, cannot_tell
 from ddp_doctor.launch.runner import Runner, device_changes, emulation_for
 from ddp_doctor.records.spec import Spec, Target, target_name
-from ddp_doctor.source.reading import read
 from ddp_doctor.versions import library_versions
 
 _ORDER = list(Verdict)
@@ -31,9 +29,6 @@ _NO_TRAINING = (
     "program early, and processes that are started by ssh, Docker or Ray are not observed."
 )
 _DEFECT = f"{DEFECT}: this is a defect of the doctor, not a fault of the program. Please report it with these lines:\n"
-# Longer than the failed run, the program has come past the place.
-_SECONDS_MORE = 10.0
-_TIMED_OUT = "timed out"
 
 
 def examine(
@@ -96,7 +91,6 @@ def examine(
     checks = choose_checks(only, skip)
     if baseline:
         read_baseline(baseline)
-    likely = _likely(what)
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
     spec = replace(spec, **device_changes(devices, gpu_as_cpu, torch.cuda.device_count()))  # type: ignore[arg-type]
     with examination_folder() as folder:
@@ -108,28 +102,8 @@ def examine(
             protection.end()
         finally:
             runner.close()
-    report = examination.report(str(what), time.monotonic() - begun, protection)
-    if likely:
-        found = {finding.code for finding in report.findings}
-        told = [
-            f"{one.code} at {one.place} ({'' if one.code in found else 'not '}confirmed)"
-            for one in likely.findings
-            if one.code in checks
-        ]
-        outcome = f"{likely.stages[0].outcome}; likely {', '.join(told) or 'nothing'}"
-        report = replace(report, stages=[*report.stages, replace(likely.stages[0], outcome=outcome)])
-    report = accept_comments(report)
+    report = accept_comments(examination.report(str(what), time.monotonic() - begun, protection))
     return accept_baseline(report, baseline) if baseline else report
-
-
-def _likely(target: Target) -> Report | None:
-    """Returns what reading says of the script that a target names; None if it names none that can be read."""
-    words = [*target.command, target.name.rpartition(":")[0]]
-    script = next((word for word in words if word.endswith(".py") and Path(word).is_file()), "")
-    try:
-        return read([script]) if script else None
-    except InputError:
-        return None
 
 
 class _Examination:
@@ -142,15 +116,10 @@ class _Examination:
         rejected: Why the code is not what can be examined, or None.
     """
 
-    def __init__(
-        self,
-        evidence: Evidence,
-        checks: dict[str, ModuleType],
-        on_stage: OnStage = lambda _: None,
-        stages: Sequence[Stage] = (),
-    ) -> None:
-        self.evidence, self.checks, self.on_stage, self.stages = evidence, checks, on_stage, list(stages)
+    def __init__(self, evidence: Evidence, checks: dict[str, ModuleType], on_stage: OnStage = lambda _: None) -> None:
+        self.evidence, self.checks, self.on_stage = evidence, checks, on_stage
         self.numeric = any(not is_structural(check) for check in checks.values())
+        self.stages: list[Stage] = []
         self.findings: list[Finding] = []
         self.states: dict[str, CheckState] = {}
         self.error, self.hang = "", ""
@@ -186,9 +155,9 @@ class _Examination:
 
     def _again(self, name: str, outcome: str, changes: dict[str, Any]) -> _Examination:
         """Returns another attempt, with a changed specification."""
-        before = Stage(name, outcome, sum(stage.seconds for stage in self.stages))
         evidence = Evidence(replace(self.evidence.spec, **changes), self.evidence.runner)
-        other = _Examination(evidence, self.checks, self.on_stage, [before])
+        other = _Examination(evidence, self.checks, self.on_stage)
+        other.stages.append(Stage(name, outcome, sum(stage.seconds for stage in self.stages)))
         other._try()
         return other
 
@@ -198,14 +167,14 @@ class _Examination:
         try:
             if evidence.spec.target.command:
                 # While the user's command starts, torch is imported for the forks that all other runs are.
-                self._stage("several ranks", self._several, may_fail=False)
+                self._stage("several ranks", self._several)
                 evidence.runner.forks = True
-            self._stage("one process", self._single, may_fail=False)
+            self._stage("one process", self._single)
             single = evidence.runs["single"]
             if single.hung or emulation_for(evidence.spec, [single]):
                 return
             if not evidence.spec.target.command:
-                self._stage("several ranks", self._several, may_fail=False)
+                self._stage("several ranks", self._several)
         except InputError as error:
             self.rejected = error
             return
@@ -261,35 +230,33 @@ class _Examination:
             self.error = self.error and self._defect() + self.error
             return
         if self.evidence.worked("ranks") and self.numeric:
-            self._stage("one process in 64 bits", lambda: compare_training(self.evidence))
+            self._stage("one process in 64 bits", self._compare)
         self._stage("checks", self._check)
         if self.hang and not any(finding.verdict is Verdict.FAULT for finding in self.findings):
             self.hang = self._defect() + self.hang
 
-    def _stage(self, name: str, work: Callable[[], str], *, may_fail: bool = True) -> None:
+    def _stage(self, name: str, work: Callable[[], str]) -> None:
         begun = time.monotonic()
         self.on_stage(f"{name}, emulated GPUs" if self.evidence.spec.gpus else name)
+        self.stages.append(Stage(name, work(), time.monotonic() - begun))
+
+    def _compare(self) -> str:
         try:
-            outcome = work()
+            return compare_training(self.evidence)
         except DoctorError:
             raise
         except Exception as error:
-            if not may_fail:
-                raise
-            # A defect of a stage must not hide what the checks find without it.
-            outcome = f"the stage failed, which is a defect of the doctor: {type(error).__name__}: {error}"
-        if outcome:
-            self.stages.append(Stage(name, outcome, time.monotonic() - begun))
+            # A defect of the comparison must not hide what the checks find without it.
+            return f"the stage failed, which is a defect of the doctor: {type(error).__name__}: {error}"
 
     def _check(self) -> str:
         for code, check in self.checks.items():
             found = self._ask(check)
-            relative = self.evidence.relative
             self.states[code] = CheckState.of(code, found)
             self.evidence.explained |= any(self._explains(check, finding) for finding in found)
             self.evidence.faulty |= any(finding.verdict is Verdict.FAULT for finding in found)
             self.findings += [
-                replace(finding, code=code, place=relative(finding.place))
+                replace(finding, code=code, place=self.evidence.relative(finding.place))
                 for finding in found
                 if finding.verdict not in REASONS
             ]
@@ -316,18 +283,12 @@ class _Examination:
     def _defect(self) -> str:
         """Returns that the defect is the doctor's if the code runs alone where it failed under it; or nothing."""
         failed = self.evidence.failed("ranks", "single")
-        spec = self.evidence.spec
-        if failed is None or failed.hung or spec.gpus:
+        if failed is None or failed.hung or self.evidence.spec.gpus:
             # What hangs alone would hang here, and a program for GPUs needs the doctor to run at all.
             return ""
-        if failed.errors and failed.errors[0]["input"]:
-            return ""
-        seconds = min(spec.timeout, failed.seconds + _SECONDS_MORE)
-        run = self.evidence.run(
-            "without the doctor", purpose="bare", world_size=failed.spec.world_size, timeout=seconds
-        )
+        run = self.evidence.run("without the doctor", purpose="bare", world_size=failed.spec.world_size)
         # Under the doctor, a rank waits for a shorter time: what waits for ever also hangs alone.
-        waited = any(_TIMED_OUT in error["message"].lower() for error in failed.errors)
+        waited = any("timed out" in error["message"].lower() for error in failed.errors)
         runs = (run.hung and not waited) or (bool(run.ranks) and all(rank.code == 0 for rank in run.ranks))
         return _DEFECT if runs else ""
 

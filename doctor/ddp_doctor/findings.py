@@ -5,7 +5,6 @@ Nothing here imports torch: the command line reads a report without it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -72,8 +71,8 @@ class CheckState:
 
     Attributes:
         code: Code of the check.
-        state: `made`, or why not. `not reached`: the program does not do what it examines. `not applicable`: its
-            property has no meaning in this program. `cannot tell`: it could not be measured.
+        state: `made`. `not reached`: the program does not do what it examines. `not applicable`: its property has no
+            meaning in this program. `cannot tell`: it could not be measured.
         reason: Why it was not made, in one or two sentences; empty if it was.
     """
 
@@ -204,7 +203,7 @@ class Report:
 
     def ended(self, state: str) -> list[CheckState]:
         """Returns the checks that ended in a state."""
-        return [check for check in self.checks if check.state is state]
+        return [check for check in self.checks if check.state == state]
 
     @property
     def faults(self) -> list[Finding]:
@@ -222,8 +221,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as plain values, in the form of ddp_doctor/report.schema.json."""
-        # Enumerations are written as their texts.
-        told = json.loads(json.dumps({**asdict(self), "format": 2, "exit_code": self.exit_code}))
+        told = {**asdict(self), "format": 2, "exit_code": self.exit_code}
         if self.comparison:
             # JSON has no infinity.
             finite = [value if isfinite(value) else None for value in self.comparison.differences]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import os
-import shlex
 import tomllib
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddp_doctor.errors import InputError, nearest
+from ddp_doctor.errors import InputError
 from ddp_doctor.faults import load_checks
 from ddp_doctor.output.formats import FORMATS
 from ddp_doctor.versions import VERSION
@@ -32,8 +29,6 @@ _EXIT_CODES = """\
 exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on one process and on several ranks; 3 a
 rank hung or was lost"""
 _SECTION = "ddp-doctor"
-# What is said for one examination only.
-_NOT_SETTINGS = {"target", "read", "args", "explain", "write-baseline", "before"}
 # Files are relative to pyproject.toml.
 _FILES = {"config", "json", "html", "baseline"}
 
@@ -45,30 +40,18 @@ class Parser(argparse.ArgumentParser):
         """Rejects the command line."""
         raise InputError(f"{message}; see {self.prog} --help")
 
-    def parse_words(self, words: Sequence[str], values: argparse.Namespace | None = None) -> argparse.Namespace:
-        """Returns the values of all flags, and names the flag that is most similar to an unknown one."""
-        found, unknown = self.parse_known_args(words, values)
-        if unknown:
-            known = [f"--{name.replace('_', '-')}" for name in vars(found)]
-            hint = nearest(unknown[0], known) or "; a command follows --"
-            raise InputError(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
-        return found
-
 
 def _parser() -> Parser:
     """Returns the parser of `ddp-doctor`."""
     parser = Parser("ddp-doctor", _USAGE, _ABOUT, _EXIT_CODES, allow_abbrev=False)
     parser.add_argument("target", nargs="?", default="", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
-    explain = "print the cause, the fix and the threads of a check, and exit"
-    parser.add_argument("--explain", metavar="CODE", type=_code, help=explain)
+    parser.add_argument("--explain", metavar="CODE", type=_code, help="print what a check is about, and exit")
     add = parser.add_argument_group("what is examined").add_argument
-    data = "the LightningDataModule; not needed if the module has its own loaders"
-    add("--data", metavar="TARGET", default="", help=data)
+    add("--data", metavar="TARGET", default="", help="the LightningDataModule, if the module has no loaders of its own")
     add("--config", metavar="FILE", default="", help="a configuration of LightningCLI that names classes by class_path")
+    add("--read", metavar="PATH", nargs="+", default=[], help="files and folders that are only read, in seconds")
     arguments = "further arguments of a function; all words after it"
-    read = "files and folders that are only read, with what they import: likely faults in seconds, nothing is run"
-    add("--read", metavar="PATH", nargs="+", default=[], help=read)
     add("--args", metavar="WORDS", nargs=argparse.REMAINDER, default=[], help=arguments)
     only = "codes of checks, separated by commas, or `structural` for those that need no equal numbers"
     add("--only", metavar="CODES", type=_codes, default=[], help=only)
@@ -83,11 +66,7 @@ def _parser() -> Parser:
     gpus = "emulate GPUs on the CPU, or never do (default: if the code needs a GPU and the machine has none)"
     add("--gpu-as-cpu", action=argparse.BooleanOptionalAction, default=None, help=gpus)
     add = parser.add_argument_group("the report").add_argument
-    form = (
-        "what is printed: text (the default), json, sarif, github (annotations of a workflow), junit, or markdown (a "
-        "comment of a pull request)"
-    )
-    add("--format", metavar="NAME", choices=FORMATS, default="text", help=form)
+    add("--format", metavar="NAME", choices=FORMATS, default="text", help=f"what is printed: {', '.join(FORMATS)}")
     before = "a report of --json before a change, with which --format markdown compares"
     add("--before", metavar="FILE", default="", help=before)
     add("--json", metavar="FILE", default="", help="write the report to a file as JSON")
@@ -117,12 +96,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """
     end = words.index("--") if "--" in words else len(words)
     parser = _parser()
-    where, settings = _settings({name.replace("_", "-") for name in vars(parser.parse_args([]))})
+    where, settings = _settings()
     try:
         defaults = parser.parse_args(settings)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
-    request = parser.parse_words(words[:end], defaults)
+    request = parser.parse_args(words[:end], defaults)
     # What follows belongs to the examined code.
     request.command = list(words[end + 1 :])
     return request
@@ -144,13 +123,10 @@ def check_request(request: argparse.Namespace) -> None:
             )
     if (request.data or request.args) and not request.target:
         raise InputError("--data and --args belong to a LightningModule or a function.")
-    place = request.target.rpartition(":")[0]
-    for file in (place if place.endswith(".py") else "", request.config):
-        if file and not Path(file).is_file():
-            raise InputError(f"There is no file {file}.")
+    if request.config and not Path(request.config).is_file():
+        raise InputError(f"There is no file {request.config}.")
     if request.before and request.format != "markdown":
         raise InputError("--before belongs to --format markdown.")
-    _check_script(request.command)
     for name in ("json", "html", "write_baseline"):
         path = getattr(request, name)
         # Otherwise, the report would be lost after minutes.
@@ -158,23 +134,8 @@ def check_request(request: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} {path}: this file cannot be written.")
 
 
-def _check_script(command: Sequence[str]) -> None:
-    """Rejects a script that Python cannot read, which torchrun says before a long text about its processes."""
-    script = next((word for word in command if word.endswith(".py")), "")
-    if not script or command[0] not in {"python", "python3", "torchrun"} or {"-m", "-c", "--no-python"} & {*command}:
-        return
-    try:
-        ast.parse(Path(script).read_bytes(), script)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"{script} cannot be run: {error}") from error
-
-
-def _settings(flags: AbstractSet[str]) -> tuple[str, list[str]]:
-    """Returns the nearest `pyproject.toml` that has the section, and its keys as words of a command line.
-
-    Args:
-        flags: The flags of the command, such as `devices`.
-    """
+def _settings() -> tuple[str, list[str]]:
+    """Returns the nearest `pyproject.toml` that has the section, and its keys as words of a command line."""
     for path in (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents)):
         if path.is_file():
             try:
@@ -182,11 +143,8 @@ def _settings(flags: AbstractSet[str]) -> tuple[str, list[str]]:
             except (OSError, ValueError) as error:
                 raise InputError(f"{path} cannot be read: {error}.") from error
             if section is not None:
-                where = f"[tool.{_SECTION}] of {path}"
-                known = flags - _NOT_SETTINGS
-                for key in section.keys() - known:
-                    raise InputError(f"{where} has no key {key}{nearest(key, known)}")
-                return where, [word for key, value in section.items() for word in _words(path.parent, key, value)]
+                words = [word for key, value in section.items() for word in _words(path.parent, key, value)]
+                return f"[tool.{_SECTION}] of {path}", words
     return "", []
 
 

@@ -49,7 +49,7 @@ def ended(findings: Any, *needs: Finding, works: bool = True) -> tuple[list[Find
         (([fault("Wrong.")],), [Verdict.FAULT], MADE, ""),
         # A check is not asked without what it needs.
         (([fault("Wrong.")], MISSING), [], Verdict.NOT_REACHED, "There is no validation."),
-        (([note("Known."), cannot_tell("It is random.")],), [Verdict.NOTE], Verdict.CANNOT_TELL, "It is random."),
+        (([note("Odd."), cannot_tell("It is random.")],), [Verdict.NOTE], Verdict.CANNOT_TELL, "It is random."),
         ((KeyError("x"),), [], Verdict.CANNOT_TELL, "The check failed: KeyError: 'x'"),
     ],
     ids=["made", "not reached", "found", "not asked", "a note", "a defect"],
@@ -63,7 +63,7 @@ def test_a_check_ends_in_a_state(case: Any, verdicts: list[Verdict], state: str,
 @pytest.mark.parametrize("findings", [[], [not_reached("No scaler is used.")]])
 def test_after_a_rank_has_failed_nothing_is_called_not_reached(findings: list[Finding]) -> None:
     _, state = ended(findings, works=False)
-    assert state.state is Verdict.CANNOT_TELL
+    assert state.state == Verdict.CANNOT_TELL
     assert "ValueError: no data" in state.reason
     assert ended([fault("Wrong.")], works=False)[1].state == MADE
 

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from ddp_doctor.errors import InputError, nearest
+from ddp_doctor.errors import InputError
 
 
 @cache
@@ -53,7 +53,7 @@ def choose_checks(only: Sequence[str], skip: Sequence[str]) -> dict[str, ModuleT
     known = load_checks()
     for code in [*only, *skip]:
         if code not in known and code != "structural":
-            raise InputError(f"There is no check {code}{nearest(code, [*known, 'structural']) or '.'}")
+            raise InputError(f"There is no check {code}.")
 
     def named(code: str, codes: Sequence[str]) -> bool:
         return code in codes or ("structural" in codes and is_structural(known[code]))

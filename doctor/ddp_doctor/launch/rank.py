@@ -12,7 +12,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.errors import InputError, nearest
+from ddp_doctor.errors import InputError
 from ddp_doctor.records.spec import Spec, read
 
 # Programs that start ranks as other processes, and so never train themselves.
@@ -152,8 +152,7 @@ def load_object(text: str) -> Any:
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
-            names = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
-            raise InputError(f"{place} has no {name}{nearest(name, names) or '.'}")
+            raise InputError(f"{place} has no {name}.")
         found = getattr(found, part)
     return found
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 from ddp_doctor.accepted import key_of, shown_place
 from ddp_doctor.errors import InputError
-from ddp_doctor.faults import load_checks, short_fix
+from ddp_doctor.faults import load_checks
 from ddp_doctor.findings import MADE, Finding, Report, Verdict
 from ddp_doctor.output.terminal import (
     MARKS,
     by_reason,
     counts,
     examined,
-    facts,
     headline,
     outputs,
     plain,
@@ -71,31 +70,18 @@ def _sarif(report: Report) -> dict[str, Any]:
         suppression = {"kind": kind, "justification": plain(one.reason)}
         results.append({**_result(one.finding, report), "suppressions": [suppression]})
     failures = [{"level": "error", "message": {"text": text}} for text in outputs(report).values()]
-    invocation = {
-        "executionSuccessful": not failures,
-        "exitCode": report.exit_code,
-        "toolExecutionNotifications": failures,
-    }
+    invocation = {"executionSuccessful": not failures, "toolExecutionNotifications": failures}
     driver = {"name": "ddp-doctor", "semanticVersion": VERSION, "rules": rules}
     run = {"tool": {"driver": driver}, "invocations": [invocation], "results": results}
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
 def _result(finding: Finding, report: Report) -> dict[str, Any]:
-    place = shown_place(finding, report)
-    # A line may move.
-    identity = "\n".join((finding.code, place.path if place else "", place.function if place else ""))
-    found: dict[str, Any] = {
-        "ruleId": finding.code,
-        "level": _LEVELS[finding.verdict],
-        "message": {"text": "\n".join(told(finding))},
-        "partialFingerprints": {"codeFileFunction/v1": hashlib.sha256(safe(identity).encode()).hexdigest()[:32]},
-    }
-    if place:
-        path = PurePosixPath("/") / safe(place.path)
-        where = {"uri": path.as_uri()}
-        if not place.path.startswith("/"):
-            where = {"uri": path.as_uri().removeprefix("file:///"), "uriBaseId": "%SRCROOT%"}
+    message = {"text": "\n".join(told(finding))}
+    found: dict[str, Any] = {"ruleId": finding.code, "level": _LEVELS[finding.verdict], "message": message}
+    if place := shown_place(finding, report):
+        uri = quote(safe(place.path))
+        where = {"uri": f"file://{uri}"} if uri.startswith("/") else {"uri": uri, "uriBaseId": "%SRCROOT%"}
         physical = {"artifactLocation": where, "region": {"startLine": max(place.line, 1)}}
         found["locations"] = [{"physicalLocation": physical}]
     return found
@@ -107,16 +93,15 @@ def _annotations(report: Report) -> str:
     def escaped(text: str) -> str:
         return text.replace("%", "%25").replace("\n", "%0A")
 
+    def valued(text: str) -> str:
+        return escaped(plain(text)).replace(":", "%3A").replace(",", "%2C")
+
     lines = [headline(report), counts(report)]
     for finding in report.findings:
         place = shown_place(finding, report)
-        values = {"file": place.path, "line": str(place.line)} if place else {}
-        values["title"] = title_of(finding)
-        told_values = [
-            f"{name}={escaped(plain(value)).replace(':', '%3A').replace(',', '%2C')}" for name, value in values.items()
-        ]
-        command = _LEVELS[finding.verdict].replace("note", "notice")
-        lines.append(f"::{command} {','.join(told_values)}::{escaped(chr(10).join(told(finding)))}")
+        where = f"file={valued(place.path)},line={place.line}," if place else ""
+        command = f"{_LEVELS[finding.verdict].replace('note', 'notice')} {where}title={valued(title_of(finding.code))}"
+        lines.append(f"::{command}::{escaped(chr(10).join(told(finding)))}")
     lines += [f"::error title={title}::{escaped(text)}" for title, text in outputs(report).items()]
     return "\n".join(lines)
 
@@ -125,10 +110,8 @@ def _junit(report: Report) -> str:
     """Returns the checks as test cases: faults fail, and checks that were not made are skipped."""
     suite = ET.Element("testsuite", name=f"ddp-doctor {plain(report.target)}", time=f"{report.seconds:.3f}")
     for check in report.checks:
-        found = [finding for finding in report.findings if finding.code == check.code]
-        known = load_checks().get(check.code)
-        case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name=f"{check.code} {known and known.TITLE}")
-        for finding in found:
+        case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name=title_of(check.code))
+        for finding in (finding for finding in report.findings if finding.code == check.code):
             text = "\n".join(told(finding))
             if finding.verdict is not Verdict.FAULT:
                 ET.SubElement(case, "system-out").text = f"{finding.verdict.value}: {text}"
@@ -137,7 +120,7 @@ def _junit(report: Report) -> str:
             if place := shown_place(finding, report):
                 case.attrib |= {"file": plain(place.path), "line": str(place.line)}
         if check.state != MADE:
-            ET.SubElement(case, "skipped", message=f"{check.state.value}: {plain(check.reason)}")
+            ET.SubElement(case, "skipped", message=f"{check.state}: {plain(check.reason)}")
     for text in outputs(report).values():
         case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name="the program runs")
         ET.SubElement(case, "error", message=headline(report)).text = text
@@ -156,8 +139,6 @@ def read_report(path: str) -> Report:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if content["format"] != 2:
-            raise ValueError(f"its format is {content['format']!r}, but 2 is known")
         findings = [Finding(**{**row, "verdict": Verdict(row["verdict"])}) for row in content["findings"]]
         return Report(content["target"], content["devices"], findings, error=content["error"], hang=content["hang"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -166,49 +147,35 @@ def read_report(path: str) -> Report:
 
 def _comment(report: Report, before: Report | None) -> str:
     """Returns the report as a comment of a pull request."""
-    head = [f"### ddp-doctor: {_escaped(headline(report))}", "", f"{_escaped(examined(report))}; {counts(report)}"]
     error = "\n".join(outputs(report).values()).splitlines()[-5:]
+    head = [f"### ddp-doctor: {_escaped(headline(report))}", "", f"{_escaped(examined(report))}; {counts(report)}"]
     head += ["", *(f"    {line}" for line in error)] if error else []
-    tail = []
-    known = {key_of(finding): finding.verdict for finding in before.findings} if before else {}
+    known = {key_of(finding): finding.verdict.value for finding in before.findings} if before else {}
+    rows, tail = [], []
+    for finding in report.findings:
+        since = f", before: {known.get(key_of(finding), 'not found')}" if before else ""
+        rows.append(_row(MARKS[finding.verdict], finding, f"{finding.verdict.value}{since}"))
     if before:
         now = {key_of(finding) for finding in report.findings}
         gone = [_gone(finding, report) for finding in before.findings if key_of(finding) not in now]
         tail += ["", f"**Before:** {_escaped(headline(before))} {_escaped(examined(before))}", *_first(gone, 3)]
     left = [f"- {', '.join(codes)}: {_escaped(why)}" for why, codes in by_reason(report, Verdict.CANNOT_TELL).items()]
-    for state in (Verdict.NOT_APPLICABLE, Verdict.NOT_REACHED):
-        if checks := report.ended(state):
-            left.append(f"- {state.value}: {', '.join(check.code for check in checks)}")
     limits = " ".join(remarks(report)) if report.devices else "The program was only read, not run."
     tail += ["", "**Not examined:**", *_first(left, 3), f"- {_escaped(limits)}"]
-    rows = []
-    for finding in report.findings:
-        since = known.get(key_of(finding))
-        told_before = f", before: {since.value if since else 'not found'}" if before else ""
-        title = f"- {MARKS[finding.verdict]} {_named(finding)} ({finding.verdict.value}{told_before})"
-        rows.append(f"{title}\n  {_evidence(finding)}\n  Fix: {short_fix(load_checks()[finding.code])}")
-    room = _LONGEST_COMMENT - len(head) - len(tail) - 1
-    return "\n".join([*head, *([""] if rows else []), *_first(rows, (room - 1) // 3), *tail])
+    room = _LONGEST_COMMENT - len(head) - len(tail) - 2
+    return "\n".join([*head, "", *_first(rows, room), *tail])
 
 
 def _gone(finding: Finding, report: Report) -> str:
     """Returns what became of a finding that is no longer there: only a check that was made tells."""
     if key_of(finding) in {key_of(one.finding) for one in report.accepted}:
-        now = "· accepted now"
-    else:
-        made = finding.code in {check.code for check in report.ended(MADE)}
-        now = "✓ no longer found" if made else "? not examined now"
-    return f"- {now}: {_named(finding)}: {_evidence(finding)}"
+        return _row("·", finding, "accepted now")
+    made = finding.code in {check.code for check in report.ended(MADE)}
+    return _row("✓", finding, "no longer found") if made else _row("?", finding, "not examined now")
 
 
-def _named(finding: Finding) -> str:
-    place = f" at {_escaped(finding.place)}" if finding.place else ""
-    return f"**{_escaped(title_of(finding))}**{place}"
-
-
-def _evidence(finding: Finding) -> str:
-    parts = (finding.message.strip().rstrip("."), finding.proof, facts(finding))
-    return _escaped("; ".join(part for part in parts if part))
+def _row(mark: str, finding: Finding, what: str) -> str:
+    return f"- {mark} " + "<br>".join([f"**{title_of(finding.code)}** ({what})", *map(_escaped, told(finding))])
 
 
 def _first(rows: list[str], most: int) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from html import escape
 from math import isfinite, log10
-from typing import Any
-
-from jinja2 import Environment, PackageLoader
+from pathlib import Path
 
 from ddp_doctor.faults import load_checks
 from ddp_doctor.findings import Comparison, Report, Verdict
@@ -13,78 +13,73 @@ from ddp_doctor.output.terminal import (
     STATES,
     by_reason,
     counts,
-    facts,
     headline,
+    observed,
     outputs,
     plain,
     remarks,
     safe,
-    verdict,
+    title_of,
 )
 
-_TITLES = {
-    Verdict.FAULT: "Faults",
-    Verdict.DEPENDS: "Depends on the number of devices",
-    Verdict.UNCLEAR: "Unclear",
-    Verdict.NOTE: "Notes",
-}
-# The drawing is as wide as a telephone, so that its text is legible there: its left, right, upper and lower end.
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 330, 12, 150
-# Exponents of its axis: below is rounding of 64 bits, above nothing is right.
-_LEAST, _MOST = -17, 1
+_STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+# The policy keeps the promise in the browser too: no script runs and nothing is loaded.
+_HEAD = f"""\
+<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"/><title>ddp-doctor</title><link rel="icon" href="data:,"/>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<style>{_STYLE}</style></head><body><main>"""
 
 
 def page_of(report: Report) -> str:
     """Returns the page."""
-    environment = Environment(
-        loader=PackageLoader("ddp_doctor.output"),
-        autoescape=True,
-        finalize=lambda value: safe(value) if type(value) is str else value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    groups = {title: report.of(kind) for kind, title in _TITLES.items()}
-    states = {state.capitalize(): by_reason(report, state) for state in STATES}
-    return environment.get_template("report.html.jinja").render(
-        report=report,
-        curve=curve_of(report.comparison),
-        verdict=verdict(report).partition(" "),
-        headline=headline(report),
-        counts=counts(report),
-        groups={title: found for title, found in groups.items() if found},
-        states={title: rows for title, rows in states.items() if rows},
-        outputs=outputs(report).values(),
-        checks=load_checks(),
-        facts=facts,
-        plain=plain,
-        remarks=remarks(report),
-    )
+    return "\n".join([_HEAD, *_body(report), "</main></body></html>"])
 
 
-def curve_of(comparison: Comparison | None) -> dict[str, Any] | None:
-    """Returns the drawing of the difference of each step, on a logarithmic axis; None without any."""
-    if comparison is None or not comparison.differences:
-        return None
-    gap = (_RIGHT - _LEFT) / len(comparison.differences)
-    points = [
-        {
-            "x": round(_LEFT + gap * (step + 0.5), 1),
-            "y": _height(value),
-            "text": f"{value:.1e}" if isfinite(value) else "not finite",
-            "above": not value <= comparison.threshold,
-        }
-        for step, value in enumerate(comparison.differences)
-    ]
-    return {
-        # The values, for readers who do not see it.
-        "title": ", ".join(f"step {step}: {point['text']}" for step, point in enumerate(points)),
-        "points": points,
-        "ticks": {f"1e{power}": _height(10.0**power) for power in range(_LEAST + 1, _MOST + 1, 4)},
-        "threshold": _height(comparison.threshold),
-    }
+def _body(report: Report) -> Iterator[str]:
+    yield _tag("p", plain(report.target), "muted")
+    yield _tag("h1", headline(report), "bad" if report.exit_code else "")
+    yield _tag("p", counts(report))
+    yield _tag("p", f"{report.devices} ranks · {report.seconds:.1f} s", "muted")
+    yield from (_tag("pre", text) for text in outputs(report).values())
+    for verdict in Verdict:
+        found = report.of(verdict)
+        yield from [_tag("h2", verdict.value.capitalize())] if found else []
+        for finding in found:
+            check = load_checks()[finding.code]
+            yield _tag("h3", title_of(finding.code), "bad" if verdict is Verdict.FAULT else "")
+            yield from (_tag("p", line) for line in observed(finding))
+            yield _tag("p", check.CAUSE, "muted")
+            yield _tag("pre", check.FIX.strip())
+            yield _tag("p", f"Reported in {', '.join(check.THREADS)}", "muted")
+    if (comparison := report.comparison) and comparison.differences:
+        yield _tag("h2", "Compared with one process")
+        yield from bars_of(comparison)
+        yield _tag("p", plain(f"The largest difference of a gradient at each step ({comparison.method})."), "muted")
+        if comparison.module:
+            yield _tag("p", plain(f"The first module whose outputs differ is {comparison.module}."), "muted")
+    lists = {"Accepted": [f"{one.finding.code} {one.finding.place}: {one.reason}" for one in report.accepted]}
+    for state in STATES:
+        rows = by_reason(report, state).items()
+        lists[f"Checks: {state}"] = [f"{', '.join(codes)}{reason and ': '}{reason}" for reason, codes in rows]
+    lists["Stages"] = [f"{stage.name}: {stage.outcome} ({stage.seconds:.1f} s)" for stage in report.stages]
+    lists["Versions"] = [f"{name} {version}" for name, version in report.versions.items()]
+    for title, lines in lists.items():
+        yield from [_tag("h2", title)] if lines else []
+        yield from (_tag("p", plain(line), "row") for line in lines)
+    yield from (_tag("p", text, "muted") for text in remarks(report))
 
 
-def _height(value: float) -> float:
-    power = _MOST if not isfinite(value) else log10(value) if value > 0 else _LEAST
-    share = (min(max(power, _LEAST), _MOST) - _LEAST) / (_MOST - _LEAST)
-    return round(_BOTTOM - share * (_BOTTOM - _TOP), 1)
+def bars_of(comparison: Comparison) -> Iterator[str]:
+    """Yields a bar for the difference of each step, on a logarithmic axis."""
+    for step, value in enumerate(comparison.differences):
+        # From 1e-17, which is rounding of 64 bits, to 10.
+        share = min(max(log10(value or 1e-17) + 17, 0) / 18, 1) if isfinite(value) else 1
+        kind = "" if value <= comparison.threshold else "bad"
+        yield f'<p class="{kind}">step {step}: {value:.1e}<span class="bar" style="width:{share:.0%}"></span></p>'
+
+
+def _tag(name: str, text: str, kind: str = "") -> str:
+    """Returns an element with a text, which may be of the examined code."""
+    return f'<{name} class="{kind}">{escape(safe(text))}</{name}>'

@@ -11,15 +11,11 @@ from contextlib import suppress
 from typing import TextIO
 
 from ddp_doctor.faults import load_checks, short_fix
-from ddp_doctor.findings import DEFECT, MADE, REASONS, Comparison, Finding, Report, Verdict
+from ddp_doctor.findings import DEFECT, MADE, REASONS, Finding, Report, Verdict
 
 MARKS = {Verdict.FAULT: "✗", Verdict.DEPENDS: "≈", Verdict.UNCLEAR: "?", Verdict.NOTE: "·"}
 # Bold red, yellow, and cyan, by the mark at the beginning of a line.
 _STYLES = {"✗ LD": "1;31", "≈ LD": "33", "? LD": "36"}
-_MEANINGS = {
-    Verdict.NOT_REACHED: " (the program does not do this)",
-    Verdict.NOT_APPLICABLE: " (the property has no meaning here)",
-}
 _LIMITS = (
     "Not examined: faults of hardware, NCCL and streams, sharded and pipelined models, nondeterministic cuDNN, and "
     "what begins after these steps."
@@ -68,7 +64,7 @@ def report_text(report: Report, *, verbose: bool = False) -> str:
         return _reading_text(report)
     blocks = ["", _wrapped([headline(report), examined(report), counts(report)])]
     for finding in report.findings:
-        title = f"{MARKS[finding.verdict]} {title_of(finding)} ({finding.verdict.value})"
+        title = f"{MARKS[finding.verdict]} {title_of(finding.code)} ({finding.verdict.value})"
         blocks += ["", _wrapped([title]), _wrapped(told(finding), "  ")]
     for title, text in outputs(report).items():
         blocks += ["", f"{title}:", textwrap.indent(text, "  ")]
@@ -78,8 +74,7 @@ def report_text(report: Report, *, verbose: bool = False) -> str:
     ]
     for state in STATES if verbose else STATES[:1]:
         for reason, codes in by_reason(report, state).items():
-            named = f"all {len(codes)} checks" if len(codes) == len(report.checks) > 1 else ", ".join(codes)
-            rows.append(f"- {state.value}: {named}{reason and ': '}{reason}")
+            rows.append(f"- {state}: {', '.join(codes)}{reason and ': '}{reason}")
     blocks += ["", _wrapped(rows)] if rows else []
     blocks += ["", *(f"{stage.seconds:6.1f} s  {plain(stage.name)}: {plain(stage.outcome)}" for stage in report.stages)]
     return "\n".join([*blocks, f"{report.seconds:6.1f} s  in all", "", _wrapped(remarks(report))])
@@ -91,8 +86,7 @@ def _reading_text(report: Report) -> str:
     for finding in report.findings:
         check = load_checks()[finding.code]
         lines += [f"{plain(finding.place)}: {finding.code} {plain(finding.message)}", f"    fix: {short_fix(check)}"]
-    accepted = f", {len(report.accepted)} accepted" if report.accepted else ""
-    return "\n".join([*lines, f"{headline(report)} {report.stages[0].outcome} in {report.seconds:.1f} s{accepted}."])
+    return "\n".join([*lines, f"{headline(report)} {report.stages[0].outcome} in {report.seconds:.1f} s."])
 
 
 def _wrapped(texts: Iterable[str], indent: str = "") -> str:
@@ -112,16 +106,13 @@ def examined(report: Report) -> str:
 
 def headline(report: Report) -> str:
     """Returns the result in one sentence, which says if the comparison with one process was not made."""
-    result, compared = verdict(report), report.comparison
-    if compared is None and not report.exit_code and report.checks and report.devices:
-        compared = Comparison(reason="none of the chosen checks needs it")
+    result, compared = _result(report), report.comparison
     if compared is None or compared.made or report.hang or report.error:
         return f"{result}."
     return f"{result}; the comparison with one process was not made, because {plain(compared.reason).rstrip('.')}."
 
 
-def verdict(report: Report) -> str:
-    """Returns the result in a few words."""
+def _result(report: Report) -> str:
     if faults := len(report.faults):
         likely = "" if report.devices else "likely "
         return f"{faults} {likely}{'fault' if faults == 1 else 'faults'} found"
@@ -136,31 +127,28 @@ def verdict(report: Report) -> str:
 
 
 def counts(report: Report) -> str:
-    """Returns how many checks ended in each state: `checks: 21 made, 9 not reached (...), 3 cannot tell`."""
-    numbers = {state: len(report.ended(state)) for state in reversed(STATES)}
-    parts = [f"{number} {state}{_MEANINGS.get(state, '')}" for state, number in numbers.items() if number]
+    """Returns how many checks ended in each state: `checks: 21 made, 9 not reached, 3 cannot tell`."""
+    parts = [f"{len(found)} {state}" for state in reversed(STATES) if (found := report.ended(state))]
     return f"checks: {', '.join(parts) or 'none'}"
 
 
-def title_of(finding: Finding) -> str:
-    """Returns the code of a finding, and the title of its check."""
-    check = load_checks().get(finding.code)
-    return f"{plain(finding.code)} {check.TITLE if check else ''}".rstrip()
+def title_of(code: str) -> str:
+    """Returns a code, and the title of its check."""
+    return f"{code} {load_checks()[code].TITLE}"
 
 
-def facts(finding: Finding) -> str:
-    """Returns where and how much, in short parts."""
+def observed(finding: Finding) -> list[str]:
+    """Returns the evidence, the proof, where and how much, and the place."""
     step = "" if finding.step is None else f"step {finding.step}"
-    return "; ".join(plain(part) for part in (step, finding.tensor, finding.amount) if part)
+    facts = "; ".join(part for part in (step, finding.tensor, finding.amount) if part)
+    place = f"at {finding.place}" if finding.place else ""
+    return [plain(line) for line in (finding.message, finding.proof, facts, place) if line]
 
 
 def told(finding: Finding) -> list[str]:
-    """Returns the evidence, the proof, the numbers, the place, the fix and what explains it."""
-    place = f"at {plain(finding.place)}" if finding.place else ""
-    lines = [plain(finding.message), plain(finding.proof), facts(finding), place]
-    if check := load_checks().get(finding.code):
-        lines += [f"fix: {short_fix(check)}", f"more: ddp-doctor --explain {finding.code}"]
-    return [line for line in lines if line]
+    """Returns what was observed, the fix, and what explains it."""
+    fix = short_fix(load_checks()[finding.code])
+    return [*observed(finding), f"fix: {fix}", f"more: ddp-doctor --explain {finding.code}"]
 
 
 def outputs(report: Report) -> dict[str, str]:
@@ -184,12 +172,7 @@ def remarks(report: Report) -> list[str]:
         found.append(
             f"The code was examined with {report.emulated_gpus} emulated GPUs, which compute on the CPU. This cannot "
             "show what is specific to a GPU: its memory and speed, the order of its streams, its rounding and its "
-            "kernels, NCCL, and compiled code, which was run eagerly."
-        )
-    if report.emulated_gpus and outputs(report):
-        found.append(
-            "The failure may come from the emulation: that is a limit of the doctor, not a fault of the code. "
-            "Examine it on a machine with GPUs."
+            "kernels, NCCL, and compiled code, which was run eagerly. A failure may be a limit of the emulation."
         )
     if files.protection:
         found.append(f"Your files were kept from the code by {_PROTECTIONS[files.protection]}.")

@@ -54,8 +54,7 @@ def read(paths: Sequence[str]) -> Report:
     findings.sort(key=lambda finding: (order.index(finding.verdict), finding.place))
     seconds = time.monotonic() - begun
     stages = [Stage("reading", f"{len(files)} {'file' if len(files) == 1 else 'files'} read", seconds)]
-    states = [CheckState(code) for code in readers]
-    report = Report(" ".join(paths), 0, findings, stages, states, seconds=seconds)
+    report = Report(" ".join(paths), 0, findings, stages, [*map(CheckState, readers)], seconds=seconds)
     return accept_comments(report)
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddp_doctor.errors import InputError
 from ddp_doctor.probes.draws import RandomReplay
+from ddp_doctor.probes.modules import normalize_over_ranks
 from ddp_doctor.testing.ranks import Case, Outcome, conditions, evaluate, move, on_ranks, without_ranks
 from ddp_doctor.testing.verdict import differences, report
 
 __all__ = ["assert_same_on_ranks"]
-_SPLITS = ("equal", "uneven", "padded")
 # Computes each of some calls on a rank of its own.
 Compute = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
@@ -57,20 +57,18 @@ def assert_same_on_ranks(
         model: The model, or what makes it. The function gets copies.
         optimizer: What makes the optimizer of a step from parameters.
         n: The number of ranks.
-        splits: `equal`; `uneven`; or `padded`, with samples that are there twice, as those of DistributedSampler.
+        splits: `equal` or `uneven`: the numbers of samples of the ranks.
         reference: False asks only whether the gradient is the derivative of the mean of the ranks' losses, for a loss
             that is meant to use the statistics or negatives of one rank.
-        timeout: Seconds after which ranks that wait for each other are ended.
+        timeout: Seconds that a rank waits for others.
 
     Raises:
         AssertionError: Something differs: the code of the fault, the evidence and the fix.
         InputError: The function, or an argument, permits no comparison.
     """
     __tracebackhide__ = True
-    if n < 2 or splits not in _SPLITS:
-        raise InputError(f"n is 2 or more, and splits one of {', '.join(_SPLITS)}; not {n} and {splits!r}.")
-    if optimizer and model is None:
-        raise InputError("An optimizer needs a `model`.")
+    if n < 2 or splits not in {"equal", "uneven"}:
+        raise InputError(f"n is 2 or more, and splits `equal` or `uneven`; not {n} and {splits!r}.")
     if dist.is_initialized():
         raise InputError("This process has a process group; end it first: the ranks have one of their own.")
     with conditions():
@@ -78,27 +76,25 @@ def assert_same_on_ranks(
         made = model if model is None or isinstance(model, nn.Module) else model()
         case = Case(function, copy.deepcopy(made).to("cpu").double() if made is not None else None, optimizer)
         whole = _wide(batch)
-        order = _order(_rows(whole), n, splits)
+        parts = _parts(_rows(whole), n, splits)
+        compare = partial(_compare, case, whole, parts, reference)
         # DistributedDataParallel asks; and with GPUs, a fork permits no backward pass after one in this process.
-        text = None
-        if not optimizer and not torch.cuda.is_available():
-            text = without_ranks(
-                lambda: _compare(case, whole, order, reference, lambda ranks: [rank() for rank in ranks])
-            )
+        asks = optimizer or torch.cuda.is_available()
+        text = None if asks else without_ranks(lambda: compare(lambda ranks: [rank() for rank in ranks]))
         if text is None:
             with RandomReplay():
                 # The first operator, as an optimizer, imports what each fork would need seconds for.
                 torch.ones(1)
             if case.model is not None and optimizer:
                 optimizer(case.model.parameters())
-            text = _compare(case, whole, order, reference, partial(on_ranks, timeout=timeout))
+            text = compare(partial(on_ranks, timeout=timeout))
     if text:
         raise AssertionError(text)
 
 
-def _compare(case: Case, batch: Any, order: Sequence[Sequence[int]], reference: bool, compute: Compute) -> str:
+def _compare(case: Case, batch: Any, parts: Sequence[slice], reference: bool, compute: Compute) -> str:
     rows = _rows(batch)
-    shards = [_take(batch, rows, indices) for indices in order]
+    shards = [_take(batch, rows, part) for part in parts]
     main: list[Outcome] = compute([partial(evaluate, case, shard) for shard in shards])
     draws = [rank.draws for rank in main]
     (one,) = compute([partial(evaluate, case, batch, draws)])
@@ -107,9 +103,8 @@ def _compare(case: Case, batch: Any, order: Sequence[Sequence[int]], reference: 
         return ""
 
     def on_one() -> tuple[dict[str, Outcome], list[Outcome]]:
-        padded = evaluate(case, _take(batch, rows, [*chain(*order)]), draws)
         alone = [evaluate(case, shard, [own]) for shard, own in zip(shards, draws, strict=True)]
-        return _measure(case, batch, draws, one) | {"padded": padded}, alone
+        return _measure(case, batch, draws, one), alone
 
     ranks = compute([partial(_measure, case, shard, None, own) for shard, own in zip(shards, main, strict=True)])
     ((whole, alone),) = compute([on_one])
@@ -123,8 +118,10 @@ def _measure(case: Case, shard: Any, draws: Any, main: Outcome) -> dict[str, Out
         return found
     step = move(main.bits)
     found |= {name: evaluate(case, shard, draws, shift=to) for name, to in (("plus", step), ("minus", -step))}
-    norms = any(isinstance(part, _BatchNorm) for part in case.model.modules())
-    return found | ({"over": evaluate(case, shard, draws, over=True)} if norms else {})
+    if any(isinstance(part, _BatchNorm) for part in case.model.modules()):
+        with mock.patch.object(_BatchNorm, "forward", normalize_over_ranks):
+            found["over"] = evaluate(case, shard, draws)
+    return found
 
 
 def _each(batch: Any, function: Callable[[Any], Any]) -> Any:
@@ -152,31 +149,26 @@ def _rows(batch: Any) -> int:
         return len(nested[0])
     if isinstance(batch, list) and batch:
         return len(batch)
-    if inner := [part for part in parts if isinstance(part, Mapping) and part is not batch]:
-        return _rows(inner[0])
     raise InputError("The batch has no tensor, array or list whose length is the number of samples.")
 
 
-def _order(rows: int, n: int, splits: str) -> list[list[int]]:
+def _parts(rows: int, n: int, splits: str) -> list[slice]:
     """Returns the samples of each rank."""
-    if splits != "uneven" and (rows % n == 0) is (splits == "padded"):
-        hint = "leave one out" if splits == "padded" else "or choose another of `splits`"
-        raise InputError(f"{rows} samples on {n} ranks: {hint}.")
-    if splits == "padded":
-        return [[*range(rows), *range(n - rows % n)][rank::n] for rank in range(n)]
+    if splits == "equal" and rows % n:
+        raise InputError(f"{rows} samples on {n} ranks: choose another of `splits`.")
     sizes = [rows // n + (rank < rows % n) for rank in range(n)]
     if splits == "uneven" and rows % n == 0:
         sizes[0], sizes[-1] = sizes[0] + 1, sizes[-1] - 1
     if min(sizes) < 1:
         raise InputError(f"{rows} samples are too few for {n} ranks.")
-    return [[*range(sum(sizes[:rank]), sum(sizes[: rank + 1]))] for rank in range(n)]
+    return [slice(sum(sizes[:rank]), sum(sizes[: rank + 1])) for rank in range(n)]
 
 
-def _take(batch: Any, rows: int, indices: Sequence[int]) -> Any:
-    """Returns the samples with these indices."""
+def _take(batch: Any, rows: int, part: slice) -> Any:
+    """Returns a part of the samples."""
     if getattr(batch, "shape", ()):
-        return batch[list(indices)] if len(batch) == rows else batch
-    columns = isinstance(batch, list | tuple) and [len(part) for part in batch if getattr(part, "shape", ())]
+        return batch[part] if len(batch) == rows else batch
+    columns = isinstance(batch, list | tuple) and [len(column) for column in batch if getattr(column, "shape", ())]
     if isinstance(batch, list | tuple) and len(batch) == rows and columns != [rows] * rows:
-        return type(batch)([batch[index] for index in indices])
-    return _each(batch, lambda part: _take(part, rows, indices))
+        return batch[part]
+    return _each(batch, lambda inner: _take(inner, rows, part))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import faulthandler
 import os
 import random
-import sys
 import tempfile
 import time
 import warnings
@@ -19,12 +17,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import vector_to_parameters
 
 from ddp_doctor.errors import InputError
 from ddp_doctor.probes.draws import Draw, RandomReplay
@@ -44,24 +43,6 @@ class _AskingGroup(dist.ProcessGroup):
 
     def __getattribute__(self, name: str) -> Any:
         raise _AskedError
-
-
-class _AskingEnvironment(type(os.environ)):  # type: ignore[misc]
-    """The environment, without an answer to what a launcher of ranks sets."""
-
-    def __getitem__(self, name: str) -> str:
-        if name in _LAUNCHED:
-            raise _AskedError
-        return str(super().__getitem__(name))
-
-
-class _OverRanks(_BatchNorm):
-    """A batch norm with the statistics of all ranks: SyncBatchNorm is for GPUs."""
-
-    forward = normalize_over_ranks  # type: ignore[assignment]
-
-    def _check_input_dim(self, x: torch.Tensor) -> None:
-        """Takes any number of dimensions, as SyncBatchNorm."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +98,6 @@ def evaluate(
     draws: Sequence[Sequence[Draw]] | None = None,
     *,
     shift: float = 0.0,
-    over: bool = False,
 ) -> Outcome:
     """Calls the function with copies of all that it may change.
 
@@ -126,7 +106,6 @@ def evaluate(
         shard: Its samples.
         draws: Those of the ranks, which are joined and replace those of this call.
         shift: How far the parameters are moved in the `direction`.
-        over: Whether batch norm uses the statistics of all ranks.
     """
     function, model = case.function, copy.deepcopy(case.model)
     with suppress(Exception):
@@ -134,14 +113,10 @@ def evaluate(
         function = copy.deepcopy(function)
     arguments, found, losses, tape = [copy.deepcopy(shard)], Outcome(), list[torch.Tensor](), RandomReplay()
     if model is not None:
-        for part in model.modules():
-            if isinstance(part, nn.SyncBatchNorm) or (over and isinstance(part, _BatchNorm)):
-                part.__class__ = _OverRanks
-        parts = direction(model).split([parameter.numel() for parameter in trained(model)]) if shift else ()
-        with torch.no_grad():
-            for parameter, step in zip(trained(model), parts, strict=False):
-                parameter.add_(shift * step.view_as(parameter))
         arguments.insert(0, model)
+        if shift:
+            weights = torch.cat([parameter.detach().flatten() for parameter in trained(model)])
+            vector_to_parameters(weights + shift * direction(model), trained(model))
 
     def keep(*_: Any) -> None:
         if found.gradient is None and model is not None:
@@ -158,7 +133,9 @@ def evaluate(
         losses.append(loss.detach())
         backward(loss, *args, **kwargs)
 
-    _seed()
+    torch.manual_seed(_SEED)
+    random.seed(_SEED)
+    numpy.random.seed(_SEED)
     tape.recording = True
     tape.replay(draws)
     with mock.patch.object(torch.Tensor, "backward", see), tape:
@@ -194,23 +171,18 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
         raise InputError(f"The function returns {value!r}, which is neither a loss nor a metric.")
 
 
-def _seed() -> None:
-    torch.manual_seed(_SEED)
-    random.seed(_SEED)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(_SEED)
-
-
 @contextmanager
 def conditions() -> Iterator[None]:
     """Computes in 64 bits, which autocast leaves alone, on one thread; settings and generators come back."""
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.callback(random.setstate, random.getstate())
-        if numpy := sys.modules.get("numpy"):
-            stack.callback(numpy.random.set_state, numpy.random.get_state())
+        stack.callback(numpy.random.set_state, numpy.random.get_state())
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.callback(torch.set_num_threads, torch.get_num_threads())
+        # That of torch is for GPUs, and DistributedDataParallel rejects it on CPUs.
+        stack.enter_context(mock.patch.object(nn.SyncBatchNorm, "forward", normalize_over_ranks))
+        stack.enter_context(mock.patch.object(DistributedDataParallel, "_passing_sync_batchnorm_handle"))
         torch.set_default_dtype(torch.float64)
         torch.set_num_threads(1)
         yield
@@ -218,15 +190,22 @@ def conditions() -> Iterator[None]:
 
 def without_ranks(compute: Callable[[], str]) -> str | None:
     """Returns what a call computes in this process, or None if it asks about ranks."""
-    environment, kind = os.environ, type(os.environ)
+    environment = type(os.environ)
+    value_of = environment.__getitem__
+
+    def ask(variables: Any, name: str) -> Any:
+        if name in _LAUNCHED:
+            raise _AskedError
+        return value_of(variables, name)
+
     try:
         dist.group.WORLD = _AskingGroup(0, 1)
-        environment.__class__ = _AskingEnvironment
-        return compute()
+        with mock.patch.object(environment, "__getitem__", ask):
+            return compute()
     except _AskedError:
         return None
     finally:
-        dist.group.WORLD, environment.__class__ = None, kind
+        dist.group.WORLD = None
 
 
 def on_ranks(computations: Sequence[Callable[[], Any]], timeout: float) -> list[Any]:
@@ -234,13 +213,14 @@ def on_ranks(computations: Sequence[Callable[[], Any]], timeout: float) -> list[
 
     Args:
         computations: Those of the ranks.
-        timeout: Seconds for all of them.
+        timeout: Seconds for each collective.
 
     Raises:
         AssertionError: A rank raises, ends, or waits for others that do not come.
         InputError: A rank rejects the function.
     """
-    deadline = time.monotonic() + timeout
+    # For what hangs without a collective.
+    deadline = time.monotonic() + 2 * timeout
     with tempfile.TemporaryDirectory(prefix="ddp-doctor-") as name, warnings.catch_warnings():
         # Python warns of forks where there are threads; those of torch do not outlive a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -249,9 +229,13 @@ def on_ranks(computations: Sequence[Callable[[], Any]], timeout: float) -> list[
         try:
             while not context.join(max(0.0, deadline - time.monotonic())):
                 if time.monotonic() >= deadline:
-                    raise AssertionError(_waiting(folder))
+                    raise AssertionError(f"On several ranks, the function takes more than {2 * timeout} seconds.")
         except (ProcessRaisedException, ProcessExitedException) as error:
-            raise AssertionError(f"On several ranks, the function fails: {error}") from None
+            # The rank that waited need not be the one of this error: when it ends, others lose it.
+            failures = [path.read_bytes() for path in map(Path, context.error_files) if path.exists()]
+            waited = any(b"Timed out waiting" in failure for failure in failures)
+            title = "LD027 A collective on one rank only" if waited else "On several ranks, the function fails"
+            raise AssertionError(f"{title}: {error}") from None
         finally:
             for process in context.processes:
                 process.kill()
@@ -263,32 +247,18 @@ def on_ranks(computations: Sequence[Callable[[], Any]], timeout: float) -> list[
 
 
 def _serve(rank: int, computations: Sequence[Callable[[], Any]], folder: Path, timeout: float) -> None:
-    with (folder / f"{rank}.stack").open("w") as stack:
-        faulthandler.dump_traceback_later(0.9 * timeout, file=stack)
-        # Those of the function are seen where it is called first; those of torch must not become errors.
-        warnings.simplefilter("ignore")
-        ranks = len(computations)
-        os.environ |= dict(zip(_LAUNCHED, map(str, (rank, rank, ranks, ranks)), strict=False))
-        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-        store = f"file://{folder}/store"
-        dist.init_process_group("gloo", store, timedelta(seconds=timeout), rank=rank, world_size=ranks)
-        try:
-            result = computations[rank]()
-        except InputError as error:
-            result = error
-        torch.save(result, folder / f"{rank}.part")
-        (folder / f"{rank}.part").rename(folder / str(rank))
-        faulthandler.cancel_dump_traceback_later()
-        # A rank that ends closes the connections of the others; a barrier would answer a collective of theirs.
-        while not all((folder / str(other)).exists() for other in range(ranks)):
-            time.sleep(0.001)
-
-
-def _waiting(folder: Path) -> str:
-    """Returns where the ranks wait, outside of torch."""
-    places = []
-    for path in sorted(folder.glob("*.stack")):
-        lines = [line.strip() for line in path.read_text().splitlines() if line.startswith("  File")]
-        own = [line for line in lines if f"{os.sep}torch{os.sep}" not in line and __file__ not in line]
-        places.append(f"  rank {path.stem}: {own[0] if own else 'has finished'}")
-    return "\n".join(["LD027 A collective on one rank only: the ranks wait for each other", *places])
+    # Those of the function are seen where it is called first; those of torch must not become errors.
+    warnings.simplefilter("ignore")
+    ranks = len(computations)
+    os.environ |= dict(zip(_LAUNCHED, map(str, (rank, rank, ranks, ranks)), strict=False))
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=timeout), rank=rank, world_size=ranks)
+    try:
+        result = computations[rank]()
+    except InputError as error:
+        result = error
+    torch.save(result, folder / f"{rank}.part")
+    (folder / f"{rank}.part").rename(folder / str(rank))
+    # A rank that ends closes the connections of the others; a barrier would answer a collective of theirs.
+    while not all((folder / str(other)).exists() for other in range(ranks)):
+        time.sleep(0.001)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isclose, isnan
+from math import inf, isclose, isnan, nan
 
 import torch
 
 from ddp_doctor.errors import InputError
+from ddp_doctor.evidence.rank_comparison import Weights, is_multiple, solve
 from ddp_doctor.faults import load_checks, short_fix
 from ddp_doctor.testing.ranks import Case, Outcome, direction, move
 
@@ -15,18 +16,16 @@ from ddp_doctor.testing.ranks import Case, Outcome, direction, move
 # leaves 1e-8 to 2e-6.
 _SAME = {64: 1e-5, 32: 2e-4, 16: 0.05}
 _SAME_QUOTIENT = {64: 1e-3, 32: 0.05, 16: 0.2}
-# Least squares explain what they leave less of than so many times what counts as the same.
-_EXPLAINED = 10
 
 
 def distance(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
     """Returns the norm of the difference, relative to the second; infinity for other shapes and what is no number."""
     if a is None or b is None or a.shape != b.shape:
-        return 0.0 if a is b else float("inf")
+        return 0.0 if a is b else inf
     if torch.allclose(a, b, rtol=0, atol=0, equal_nan=True):
         return 0.0
     found, size = float((a.double() - b.double()).norm()), float(b.double().norm())
-    return float("inf") if isnan(found) else found / size if size else found
+    return inf if isnan(found) else found / size if size else found
 
 
 def applied(case: Case, ranks: Sequence[Outcome]) -> list[torch.Tensor]:
@@ -70,7 +69,7 @@ def report(
         case: The function.
         ranks: What each rank computes, by how: `main`, the same `again`, with parameters moved to `plus` and `minus`,
             and with batch norm `over` the ranks.
-        one: The same on one process with all samples, and with the samples of all ranks, `padded`.
+        one: The same on one process with all samples.
         alone: One process with the samples of each rank.
         found: The differences.
         reference: Whether the ranks must agree with one process.
@@ -88,7 +87,12 @@ def report(
                 "it keeps a state, which has to be a part of `model`, or it draws from a generator without a seed."
             )
     if whole.gradient is None:
-        return _metric(main, one, alone, found)
+        lines = [
+            f"{name}: {_shown(whole.values[name])} on one process, "
+            + ", ".join(f"{_shown(rank.values.get(name))} on rank {number}" for number, rank in enumerate(main))
+            for name in found
+        ]
+        return _text("LD024", "it is not that of all samples", lines)
     own, share = _quotient(case, [one]), _quotient(case, ranks)
     same = isclose(share, own, rel_tol=_SAME_QUOTIENT[whole.bits])
     if not reference and not isclose(own, 1, rel_tol=_SAME_QUOTIENT[whole.bits]):
@@ -117,16 +121,13 @@ def _quotient(case: Case, runs: Sequence[Mapping[str, Outcome]]) -> float:
     gradient = torch.stack(applied(case, [run["main"] for run in runs])).mean(0)
     plus, minus = (float(_loss([run[side] for run in runs])) for side in ("plus", "minus"))
     slope = (plus - minus) / (2 * move(runs[0]["main"].bits))
-    return float(gradient @ direction(case.model)) / slope if slope else float("nan")
+    return float(gradient @ direction(case.model)) / slope if slope else nan
 
 
-def _fit(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> tuple[list[float], float]:
+def _fit(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> Weights:
     """Returns the weights of the parts in the whole, by least squares, and what they leave of it."""
-    columns = torch.stack(list(parts), 1)
-    if not (columns.isfinite().all() and whole.isfinite().all()):
-        return [float("nan")] * len(parts), float("inf")
-    weights = torch.linalg.lstsq(columns, whole[:, None], driver="gelsd").solution[:, 0]
-    return weights.tolist(), distance(columns @ weights, whole)
+    weights, residual = solve(parts, whole)
+    return (weights, residual) if weights else ((nan,) * len(parts), inf)
 
 
 def _name(
@@ -138,7 +139,8 @@ def _name(
     share: float,
 ) -> tuple[str, str]:
     """Returns the code and the cause of a difference; `share` is what is applied of the derivative."""
-    main, count, enough = [rank["main"] for rank in ranks], len(ranks), _EXPLAINED * _SAME[one.bits]
+    # Least squares explain what they leave less of.
+    main, count, enough = [rank["main"] for rank in ranks], len(ranks), 10 * _SAME[one.bits]
     assert one.gradient is not None
     gradients = applied(case, main)
     mean = torch.stack(gradients).mean(0)
@@ -150,7 +152,7 @@ def _name(
         return "LD012", "with the statistics of all ranks, the difference is gone"
     parts = [outcome.gradient for outcome in alone if outcome.gradient is not None]
     if max(distance(gradient, gradients[0]) for gradient in gradients) > enough:
-        if all(_fit([part], gradient)[1] <= enough for part, gradient in zip(parts, gradients, strict=True)):
+        if all(is_multiple(gradient, part, enough) for part, gradient in zip(parts, gradients, strict=True)):
             return "LD009", "each rank steps with its own"
         return "LD011", "the ranks step with different gradients"
     (factor,), rest = _fit([one.gradient], mean)
@@ -163,13 +165,7 @@ def _name(
             "to the samples of other ranks"
         )
     if scaled:
-        causes = {
-            "a sum instead of a mean": left <= enough and all(isclose(weight, 1, rel_tol=1e-3) for weight in weights),
-            "divided by the number of ranks, as DDP does again": isclose(factor, 1 / count, rel_tol=1e-3),
-            "multiplied by the number of ranks, or summed over them": isclose(factor, count, rel_tol=1e-3),
-            "it depends on the number of ranks": True,
-        }
-        return "LD014", f"{factor:.6g} times, {next(cause for cause, holds in causes.items() if holds)}"
+        return "LD014", f"{factor:.6g} times, as of a sum, or of a division that DDP makes again"
     if "gradient" in found and left <= enough:
         shares = ", ".join(f"{weight:.3g}" for weight in weights)
         return "LD013", f"the samples of the ranks count {shares} on one process, and {1 / count:.3g} each on ranks"
@@ -180,41 +176,10 @@ def _name(
     return "LD024", "the reported loss, although the gradients agree"
 
 
-def _metric(
-    ranks: Sequence[Outcome], one: Mapping[str, Outcome], alone: Sequence[Outcome], found: Mapping[str, float]
-) -> str:
-    """Returns what is wrong with a metric."""
-    name = next(iter(found))
-    values, own = ([outcome.values.get(name) for outcome in of] for of in (ranks, alone))
-    known = [value for value in own if value is not None]
-    mean = torch.stack(known).mean(0) if len({value.shape for value in known}) == 1 else None
-
-    def are(expected: Sequence[torch.Tensor | None]) -> bool:
-        pairs = zip(values, expected, strict=True)
-        return None not in expected and max(distance(*pair) for pair in pairs) <= _SAME[64]
-
-    if are([one["padded"].values.get(name)] * len(own)):
-        code, what = "LD023", "samples that make the shards equal count twice"
-    elif are(own):
-        code, what = "LD024", "each rank has the value of its own samples"
-    else:
-        is_mean = are([mean] * len(own))
-        code, what = "LD024", "the mean of the values of the ranks" if is_mean else "not the value of all samples"
-    lines = [
-        f"{name}: {_shown(one['main'].values[name])} on one process, "
-        + ", ".join(f"{_shown(rank.values.get(name))} on rank {number}" for number, rank in enumerate(ranks))
-        for name in found
-    ]
-    return _text(code, what, lines)
-
-
 def _shown(value: torch.Tensor | None) -> str:
-    if value is None or value.numel() == 1:
-        return "nothing" if value is None else f"{float(value):.6g}"
-    return f"{value.flatten()[:3].tolist()} of shape {tuple(value.shape)}"
+    return "nothing" if value is None else str(value.tolist())[:40]
 
 
 def _text(code: str, what: str, lines: Sequence[str]) -> str:
     check = load_checks()[code]
-    shown = [*lines[:6], *([f"and {len(lines) - 6} more"] if len(lines) > 6 else [])]
-    return "\n".join([f"{code} {check.TITLE}: {what}", *(f"  {line}" for line in shown), f"  Fix: {short_fix(check)}"])
+    return "\n".join([f"{code} {check.TITLE}: {what}", *(f"  {line}" for line in lines), f"  Fix: {short_fix(check)}"])

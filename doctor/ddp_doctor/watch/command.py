@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("ddp-doctor watch", "ddp-doctor watch [FLAGS] -- COMMAND", _ABOUT, _EXIT_CODES, allow_abbrev=False)
     records = "keep the records of the ranks and the report watch.json in a folder, which all machines of a run see"
     parser.add_argument("--records", metavar="FOLDER", help=records)
-    request, command = parser.parse_words(words[:mark]), list(words[mark + 1 :])
+    request, command = parser.parse_args(words[:mark]), list(words[mark + 1 :])
     if not command:
         parser.error("the command that trains is missing: ddp-doctor watch -- torchrun --nproc-per-node 2 train.py")
     with ExitStack() as stack:

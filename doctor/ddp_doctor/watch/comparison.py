@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from ddp_doctor.findings import Finding, Report, Verdict, listed
 
 # Part of an epoch that two ranks may share: a sampler pads the last batch with samples of the first.
 _SHARED, _FEWEST = 0.02, 64
+# Samples by which the order of two epochs is compared.
+_ORDER = 16
 
 
 class WatchedRanks:
@@ -42,9 +45,8 @@ class WatchedRanks:
         # Optimizers whose weights were once equal, and ranks whose model was once in training mode.
         self._equal: set[int] = set()
         self._trained: set[int] = set()
-        # By loader and epoch, the samples of each rank; with the rank, the order.
-        self._samples: dict[tuple[int, int], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-        self._orders: dict[tuple[int, int, int], str] = {}
+        # By loader and epoch, the samples of each rank, as the keys of a dictionary, which are in order.
+        self._samples: dict[tuple[int, int], dict[int, dict[int, None]]] = defaultdict(lambda: defaultdict(dict))
 
     def read(self) -> None:
         """Reads what is new."""
@@ -77,7 +79,9 @@ class WatchedRanks:
             return
         number, step = record["optimizer"], record["step"]
         if step == 0:
-            self._first.setdefault(number, record)
+            first = self._first.setdefault(number, record)
+            # A sharded optimizer steps another one with its own shard.
+            first["sharded"] |= first["names"] != record["names"]
         self.last[rank] = max(self.last.get(rank, 0), step)
         if not record["eval"]:
             self._trained.add(rank)
@@ -93,10 +97,9 @@ class WatchedRanks:
 
     def _compare(self, number: int, step: int, records: dict[int, dict[str, Any]]) -> None:
         self.compared += 1
-        rates = {rank: records[rank]["lr"] for rank in sorted(records)}
-        if any(rate != rates[min(rates)] for rate in rates.values()):
-            values = ", ".join(f"rank {rank}: {rate}" for rank, rate in rates.items())
-            message = f"The learning rates of the ranks differ at step {step} ({values})."
+        rates = [f"rank {rank}: {record['lr']}" for rank, record in sorted(records.items())]
+        if any(record["lr"] != records[min(records)]["lr"] for record in records.values()):
+            message = f"The learning rates of the ranks differ at step {step} ({', '.join(rates)})."
             self._found("LD017", message, step, key=str(number))
         weights = [record.get("weights", []) for record in records.values()]
         if weights[0] and len(set(map(len, weights))) == 1:
@@ -115,7 +118,7 @@ class WatchedRanks:
         if first["sharded"] or not (first["wrapped"] or number in self._equal):
             # Ranks that hold different parts of one model.
             return
-        found = [first["names"][place * first["group"]] for place in different]
+        found = [first["names"][place] for place in different]
         since = f"first seen at step {step}" if number in self._equal else "from the first record on"
         message = f"The weights of the ranks differ, {since}: {listed(found)}."
         self._found(key[0], message, step, key=key[1], tensor=found[0])
@@ -123,15 +126,15 @@ class WatchedRanks:
     def _take_epoch(self, rank: int, epoch: dict[str, Any]) -> None:
         loader, number = epoch["loader"], epoch["epoch"]
         ranks = self._samples[loader, number]
-        ranks[rank].update(epoch["samples"])
+        ranks[rank] |= dict.fromkeys(epoch["samples"])
         self._samples.pop((loader, number - 2), None)
-        if epoch["order"]:
-            self._orders[loader, rank, number] = epoch["order"]
-            if self._orders.pop((loader, rank, number - 1), "") == epoch["order"]:
-                message = f"Rank {rank} takes the samples of epochs {number - 1} and {number} in the same order."
-                self._found("LD001", message, key=str(loader))
+        epochs = self._samples[loader, number - 1][rank], ranks[rank]
+        before, now = (list(islice(samples, _ORDER)) for samples in epochs)
+        if epoch["shuffles"] and before == now and len(now) == _ORDER:
+            message = f"Rank {rank} takes the samples of epochs {number - 1} and {number} in the same order."
+            self._found("LD001", message, key=str(loader))
         for other in ranks.keys() - {rank}:
-            shared = ranks[other] & ranks[rank]
+            shared = ranks[other].keys() & ranks[rank].keys()
             smaller = min(len(ranks[other]), len(ranks[rank]))
             if smaller >= _FEWEST and len(shared) > max(2 * len(ranks), _SHARED * smaller):
                 some = listed(list(map(str, sorted(shared))))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,23 +20,19 @@ from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import ModelAverager
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DistributedSampler, RandomSampler
 
-from ddp_doctor.probes.wrap import before, wrap
+from ddp_doctor.probes.wrap import before
 from ddp_doctor.torch_internals import on_indices
 
 # Optimizer steps between two records, at least.
 _EVERY = 10
 # Share of the run's time that the watch may take: the distance between records doubles while it takes more.
 _SHARE = 0.01
-# Numbers of a record for the weights.
-MOST_GROUPS = 256
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # At most about so many samples of an epoch are kept, the same ones on every rank.
 _KEPT, _FACTOR = 1 << 16, 0x9E3779B1
-# Batches by which the order of two epochs is compared.
-_ORDER = 4
 
 
 @dataclass(eq=False)
@@ -57,23 +52,17 @@ class Epoch:
     part: int
     shuffles: bool
     steps: int = 0
-    _batches: int = 0
     _new: list[int] = field(default_factory=list)
-    _order: Any = field(default_factory=hashlib.sha256)
 
     def take(self, indices: list[int]) -> None:
         """Takes the indices of a batch."""
-        self._batches += 1
-        if self._batches <= _ORDER:
-            self._order.update(repr(indices).encode())
         # A product has no pattern that the parts of the ranks could share.
         self._new += [index for index in indices if (index * _FACTOR >> 7) % self.part == 0]
 
     def news(self) -> dict[str, Any]:
-        """Returns the samples since the last call, and the order of the epoch as soon as it is known."""
-        order = self._order.hexdigest()[:16] if self.shuffles and self._batches >= _ORDER else ""
+        """Returns the samples since the last call, in their order."""
         new, self._new = self._new, []
-        return {"loader": self.loader, "epoch": self.number, "samples": new, "order": order}
+        return {"loader": self.loader, "epoch": self.number, "samples": new, "shuffles": self.shuffles}
 
 
 class Watch:
@@ -86,28 +75,23 @@ class Watch:
     def __init__(self, folder: Path) -> None:
         self.folder, self._every = folder, _EVERY
         self._models: list[nn.Module] = []
-        # A loader that the program drops ends with its workers. The last two epochs of each.
+        # The last two epochs of each loader, by what gives its indices.
         self._epochs: WeakKeyDictionary[Any, list[Epoch]] = WeakKeyDictionary()
         self._loaders = itertools.count()
-        self._beginning: Epoch | None = None
         # That of the last batch.
         self._last: Epoch | None = None
         self._begun, self._spent, self._ended = time.perf_counter(), 0.0, False
         self._file: TextIO | None = None
         self._steps: dict[Optimizer, int] = {}
-        self._stepping: Optimizer | None = None
         self._waiting: tuple[dict[str, Any], torch.Tensor, torch.cuda.Event] | None = None
-        self._averages = False
+        self._averagers: list[ModelAverager] = []
 
     def install(self) -> None:
         """Begins to watch."""
         register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
-        wrap(DistributedDataParallel, "__init__", self._on_ddp)
-        before(ModelAverager, "__init__", self._on_averager)
-        wrap(DataLoader, "__iter__", self._on_loader)
+        before(DistributedDataParallel, "__init__", lambda model, *_, **__: self._models.append(model))
+        before(ModelAverager, "__init__", lambda averager, *_, **__: self._averagers.append(averager))
         on_indices(self._on_indices, self._on_batch)
-        os.register_at_fork(after_in_child=self._on_fork)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -120,49 +104,32 @@ class Watch:
         finally:
             self._spent += time.perf_counter() - begun
 
-    def _on_fork(self) -> None:
-        # A launcher that forks its ranks has taken no step; the workers of a loader take none.
-        self._ended |= self._file is not None
-
-    def _on_ddp(self, original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
-        original(model, *args, **kwargs)
-        self._models.append(model)
-
-    def _on_averager(self, *_: Any, **__: Any) -> None:
-        self._averages = True
-
-    def _on_loader(self, original: Callable[..., Any], loader: Any) -> Any:
-        with self._guard():
-            self._beginning = None if self._ended else self._begin(loader)
-        epoch = self._beginning
-        try:
-            # Workers get their first batches before the iterator is returned.
-            iterator = original(loader)
-        finally:
-            self._beginning = None
-        iterator.watch_epoch = epoch
-        return iterator
-
     def _on_indices(self, iterator: Any, indices: list[int]) -> None:
-        epoch: Epoch | None = self._beginning or getattr(iterator, "watch_epoch", None)
-        if epoch is not None and not self._ended:
+        if not self._ended:
             with self._guard():
-                epoch.take(indices)
+                self._epoch_of(iterator).take(indices)
 
     def _on_batch(self, iterator: Any) -> None:
-        self._last = getattr(iterator, "watch_epoch", None)
+        if not self._ended:
+            with self._guard():
+                self._last = self._epoch_of(iterator)
 
-    def _begin(self, loader: Any) -> Epoch:
-        """Begins an epoch of a loader."""
-        sampler = getattr(loader, "sampler", None)
+    def _epoch_of(self, iterator: Any) -> Epoch:
+        """Returns the epoch of a loader's iterator, which has several with persistent workers."""
+        drawn, epoch = vars(iterator).get("watch_epoch", (None, None))
+        if drawn is iterator._sampler_iter:
+            return cast(Epoch, epoch)
+        batches = iterator._index_sampler
+        sampler = getattr(batches, "sampler", batches)
         shuffles = isinstance(sampler, RandomSampler) and not sampler.replacement
         shuffles |= isinstance(sampler, DistributedSampler) and sampler.shuffle
         part = 16
         with suppress(TypeError, AttributeError):
-            part = 1 + len(loader.dataset) // _KEPT
-        epochs = self._epochs.setdefault(loader, [])
-        loader_number, number = (epochs[-1].loader, epochs[-1].number + 1) if epochs else (next(self._loaders), 0)
-        epochs[:] = [*epochs[-1:], Epoch(loader_number, number, part, shuffles)]
+            part = 1 + len(iterator._dataset) // _KEPT
+        epochs = self._epochs.setdefault(batches, [])
+        loader, number = (epochs[-1].loader, epochs[-1].number + 1) if epochs else (next(self._loaders), 0)
+        epochs[:] = [*epochs[-1:], Epoch(loader, number, part, shuffles)]
+        iterator.watch_epoch = iterator._sampler_iter, epochs[-1]
         return epochs[-1]
 
     def _news(self) -> list[dict[str, Any]]:
@@ -171,15 +138,9 @@ class Watch:
         return [new for epoch in epochs if (new := epoch.news())["samples"]]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # A step inside that of another optimizer is a part of it: a sharded optimizer has one with its own shard.
-        if self._stepping in {None, optimizer} and not self._ended:
-            self._stepping = optimizer
+        if not self._ended:
             with self._guard():
                 self._observe(optimizer)
-
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._stepping is optimizer:
-            self._stepping = None
 
     def _observe(self, optimizer: Optimizer) -> None:
         # Before the step: a program that averages the weights after each step has done so.
@@ -196,7 +157,8 @@ class Watch:
     def _record(self, optimizer: Optimizer, number: int, step: int) -> None:
         self._write_waiting()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        whole = [parameter for parameter in parameters if is_whole(parameter)]
+        # Not a shard (a DTensor).
+        whole = [parameter for parameter in parameters if type(parameter) in {torch.Tensor, nn.Parameter}]
         record: dict[str, Any] = {
             "optimizer": number,
             "step": step,
@@ -209,8 +171,7 @@ class Watch:
             names = {id(parameter): name.removeprefix("module.") for model in models for name, parameter in model}
             record["names"] = [names.get(id(parameter), f"parameter {n}") for n, parameter in enumerate(parameters)]
             record["wrapped"], record["sharded"] = bool(self._models), len(whole) < len(parameters)
-            record["group"] = group_size(len(whole))
-        if self._averages or len({parameter.device for parameter in whole}) != 1:
+        if self._averagers or len({parameter.device for parameter in whole}) != 1:
             # Weights that are averaged from time to time differ, and digests are of one device.
             self._write(record)
             return
@@ -233,17 +194,15 @@ class Watch:
         if self._file is None:
             rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK") or 0)
             # Unlike those of atexit, it is also called at the end of a process of multiprocessing.
-            util.Finalize(None, self._close, exitpriority=100)
+            util.Finalize(None, self._end, exitpriority=100)
             self._file = (self.folder / f"rank{rank}.jsonl").open("w", encoding="utf-8")
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
-    def _close(self) -> None:
-        if not self._ended:
-            self._end("")
-
-    def _end(self, why: str) -> None:
+    def _end(self, why: str = "") -> None:
         """Ends the watch, and says why if the process goes on. The run is worth more than its watch."""
+        if self._ended:
+            return
         self._ended = True
         with suppress(OSError, ValueError, RuntimeError):
             self._write_waiting()
@@ -253,14 +212,8 @@ class Watch:
                 self._file.close()
 
 
-def is_whole(tensor: torch.Tensor) -> bool:
-    """Returns whether this rank holds the tensor itself, not a shard of it (a DTensor) or a tensor without values."""
-    plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and not tensor.is_sparse and not tensor.is_quantized
-    return plain and tensor.device.type != "meta"
-
-
 def digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns an int64 tensor of shape (groups,) on the device of the tensors: sums of the bits of neighbours.
+    """Returns an int64 tensor of shape (tensors,) on the device of the tensors: the sum of the bits of each.
 
     They are equal if and, but for chance, only if the tensors are, at the cost of reading them once.
 
@@ -269,14 +222,4 @@ def digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     values = [tensor.detach() for tensor in tensors]
     plain = [torch.view_as_real(value) if value.is_complex() else value for value in values]
-    sums = torch.stack([value.view(_SAME_SIZE[value.element_size()]).sum(dtype=torch.int64) for value in plain])
-    size = group_size(len(sums))
-    places = torch.arange(len(sums), device=sums.device)
-    groups = torch.zeros(-(-len(sums) // size), dtype=torch.int64, device=sums.device)
-    # Odd factors: two tensors that were exchanged give another sum.
-    return groups.index_add(0, places // size, sums * (2 * places + 1))
-
-
-def group_size(tensors: int) -> int:
-    """Returns how many neighbours share a digest."""
-    return max(1, -(-tensors // MOST_GROUPS))
+    return torch.stack([value.view(_SAME_SIZE[value.element_size()]).sum(dtype=torch.int64) for value in plain])
