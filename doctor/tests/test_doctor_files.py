@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from doctor_support import CHILD_ENV
-from snapshots import descendants, snapshot, wait_for_end
+from doctor_support import CHILD_ENV, descendants, snapshot, wait_for_end
 from writing_programs import prepare
 
 from ddp_doctor import remote

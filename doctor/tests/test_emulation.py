@@ -13,18 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from doctor_support import on_ranks, run_forked
 from projects.cases import cases
 from torch import nn
-from torch.nn import functional as F
+from torch.multiprocessing import start_processes
 
 from ddp_doctor import examine
 from ddp_doctor.emulation.cuda import install
-from ddp_doctor.emulation.demand import emulation_for
 from ddp_doctor.launch.runner import device_changes
 from ddp_doctor.output.terminal import report_text
-from ddp_doctor.records.run import RankRecord, Run
-from ddp_doctor.records.spec import Spec, Target
 
 PROGRAMS = {case.name: case for case in cases("gpus.txt")}
 # On a busy machine, a run needs more seconds.
@@ -103,20 +99,6 @@ def what_is_compiled_is_called_as_it_is() -> None:
     assert scripted(torch.zeros(2, device="cuda")).tolist() == [1, 1]
 
 
-def a_convolution_in_16_bits_adds_in_32() -> None:
-    x, weight = torch.randn(2, 8, 12, 12), torch.randn(4, 8, 3, 3)
-    found = []
-    for dtype in (torch.float16, torch.float32):
-        # Both begin with values of 16 bits.
-        wide = [part.half().to(dtype).requires_grad_() for part in (x, weight)]
-        F.conv2d(*wide, padding=1).sum().backward()
-        found.append([part.grad for part in wide])
-    for narrow, exact in zip(*found, strict=True):
-        assert narrow is not None and exact is not None
-        assert narrow.dtype is torch.float16
-        assert torch.equal(narrow, exact.half())
-
-
 def mixed_precision_computes_in_its_type() -> None:
     model, x = network().cuda(), torch.ones(1, 4, device="cuda")
     for context, dtype in (
@@ -187,24 +169,22 @@ def batches_and_files_are_loaded() -> None:
         a_gpu_has_a_generator_of_its_own,
         what_is_compiled_is_called_as_it_is,
         mixed_precision_computes_in_its_type,
-        a_convolution_in_16_bits_adds_in_32,
         optimizers_for_gpus_step,
         streams_events_and_statistics_are_there,
         batches_and_files_are_loaded,
     ],
 )
-def test_it_behaves_as_on_a_gpu(program: Callable[[], None], tmp_path: Path) -> None:
-    def work() -> int:
-        os.chdir(tmp_path)
+def test_it_behaves_as_on_a_gpu(program: Callable[[], None]) -> None:
+    def work(_: int) -> None:
         install(2)
         program()
-        return 0
 
-    done = run_forked(work, tmp_path, 60)
-    assert done.code == 0, done.out + done.err
+    start_processes(work, start_method="fork")
 
 
 def collectives_of_nccl_and_synchronized_batch_norm(rank: int) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", f"file://{Path.cwd()}/store", rank=rank, world_size=2)
     install(2)
     assert {dist.get_backend(dist.new_group(backend=name)) for name in ("nccl", "NCCL")} == {"nccl"}
     mean = torch.tensor([float(rank)], device="cuda")
@@ -231,48 +211,11 @@ def collectives_of_nccl_and_synchronized_batch_norm(rank: int) -> None:
     close(found_gradient[part], gradient[part])
     single.eval(), norm.eval()
     close(norm(whole), single(whole))
+    dist.destroy_process_group()
 
 
-def layers_are_split(rank: int) -> None:
-    """Tensor parallel layers send what is asynchronous, which wraps a tensor, through the backward pass."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    install(2)
-    whole, x = network(), torch.ones(3, 4)
-    mesh = init_device_mesh("cuda", (2,))
-    split = parallelize_module(network().cuda(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    split(x.cuda()).sum().backward()
-    whole(x).sum().backward()
-    gradient: Any = split.get_parameter("0.weight").grad
-    torch.testing.assert_close(gradient.full_tensor(), whole.get_parameter("0.weight").grad)
-
-
-@pytest.mark.parametrize("work", [collectives_of_nccl_and_synchronized_batch_norm, layers_are_split])
-def test_ranks_compute_together_as_on_gpus(work: Callable[[int], None], tmp_path: Path) -> None:
-    on_ranks(work, tmp_path, 2)
-
-
-@pytest.mark.parametrize(
-    ("file", "error", "hung", "needs"),
-    [
-        (None, None, False, False),
-        ("gpu-asked", "ValueError: wrong shape", False, False),
-        ("gpu-needed", "RuntimeError: no driver", False, True),
-        ("gpu-asked", "ValueError: fp16 needs a GPU", False, True),
-        ("gpu-asked", None, False, True),
-        ("gpu-asked", None, True, False),
-    ],
-)
-def test_gpus_are_emulated_only_for_a_run_that_failed_for_want_of_one(
-    file: str | None, error: str | None, hung: bool, needs: bool, tmp_path: Path
-) -> None:
-    if file:
-        (tmp_path / file).touch()
-    events = [{"kind": "error", "type": error.partition(":")[0], "message": error, "trace": ""}] if error else []
-    spec = Spec(Target(command=("x",)), world_size=2, may_emulate=True)
-    ranks = [RankRecord(0, [*events, {"kind": "end"}]), RankRecord(1)]
-    assert bool(emulation_for(spec, [Run(spec, tmp_path, ranks, hung)])) == needs
+def test_ranks_compute_together_as_on_gpus() -> None:
+    start_processes(collectives_of_nccl_and_synchronized_batch_norm, nprocs=2, start_method="fork")
 
 
 @pytest.mark.parametrize(
