@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,9 @@ def collective(number: int = 0, op: str = "all_reduce", **values: Any) -> Event:
 WRAPPED = event("ddp", ignored=[])
 
 
-def records(*events: Events, tensors: Sequence[Tensors] = ()) -> list[RankRecord]:
+def records(*events: Events) -> list[RankRecord]:
     """Returns ranks with these events each."""
-    return [RankRecord(rank, list(own), dict(tensors[rank]) if tensors else {}) for rank, own in enumerate(events)]
+    return [RankRecord(rank, list(own)) for rank, own in enumerate(events)]
 
 
 def both(*events: Event) -> list[RankRecord]:
@@ -95,7 +95,7 @@ def failed(kind: str, message: str) -> list[RankRecord]:
 
 
 def trained(
-    first: torch.Tensor | Tensors, second: torch.Tensor | Tensors, *events: Event, own: Sequence[Any] = OWN, **more: Any
+    first: torch.Tensor | Tensors, second: torch.Tensor | Tensors, *events: Event, **more: Any
 ) -> list[RankRecord]:
     """Returns two ranks that take a step with these gradients; the weights are equal if the gradients are.
 
@@ -103,20 +103,18 @@ def trained(
         first: The gradients that the optimizer of rank 0 applies: one for all parameters, or one of each.
         second: Those of rank 1.
         events: What happens before the step on both ranks.
-        own: What each rank computes.
         more: Of each rank: `each`, its events before the step; `steps`, values of the step; `after`, the digest of its
-            weights; `later`, its events after the step; `tensors`, its further tensors.
+            weights; `later`, its events after the step.
     """
     found = []
     for rank, applied in enumerate((first, second)):
-        values: Tensors = {f"before/0/{key}": torch.ones(4) for key in KEYS}
+        values: Tensors = {}
         for key in KEYS:
-            values[f"applied/0/{key}"] = applied[key] if isinstance(applied, dict) else applied
-            values[f"local/0/{key}"] = own[rank][key] if isinstance(own[rank], dict) else own[rank]
+            gradient = applied[key] if isinstance(applied, dict) else applied
+            values |= {f"before/0/{key}": torch.ones(4), f"applied/0/{key}": gradient, f"local/0/{key}": OWN[rank]}
         digests = {key: more["after"][rank] if "after" in more else str(values[f"applied/0/{key}"]) for key in KEYS}
         before = [*events, *more.get("each", ([], []))[rank]]
         steps = [step(**more.get("steps", ({}, {}))[rank]), event("stepped", optimizer=0, weights=digests)]
-        values |= more.get("tensors", ({}, {}))[rank]
         found.append(RankRecord(rank, [*before, *steps, *more.get("later", ([], []))[rank], END], values))
     return found
 
@@ -124,20 +122,18 @@ def trained(
 def evidence(
     reference: RankComparison | None = None,
     compared: RankComparison | None = None,
-    otherwise: Callable[[Spec], list[RankRecord]] | None = None,
     runs: dict[str, list[RankRecord]] | None = None,
     **ranks: list[RankRecord],
 ) -> Evidence:
-    """Returns the evidence of an examination.
+    """Returns the evidence of an examination, in which all other runs fail.
 
     Args:
         reference: The comparison with one process.
         compared: That with synchronized batch norm.
-        otherwise: Gives the runs that are not named here.
         runs: Runs by names with spaces.
         ranks: Runs by their names; `single` and `ranks` are the first two.
     """
-    given = Evidence(SPEC, Runs(otherwise), {})  # type: ignore[arg-type]
+    given = Evidence(SPEC, Runs(), {})  # type: ignore[arg-type]
     given.runs = {name: Run(spec_of(own), Path(), own) for name, own in (ranks | (runs or {})).items()}
     given.reference = reference or given.reference
     if compared:
@@ -150,21 +146,14 @@ def spec_of(ranks: Sequence[RankRecord]) -> Spec:
 
 
 class Runs:
-    """Runs a program by giving what was recorded of it; by default, it fails."""
+    """Runs a program, which fails."""
 
     forks = False
 
-    def __init__(self, give: Callable[[Spec], list[RankRecord]] | None = None) -> None:
-        self.give = give or (lambda _: [])
-
     def run(self, spec: Spec) -> Run:
-        later = Run(spec, Path(), self.give(spec)) if spec.later else None
-        return Run(spec, Path(), self.give(spec), later=later)
+        return Run(spec, Path(), [], later=Run(spec, Path(), []) if spec.later else None)
 
     def preload(self, names: Sequence[str] = ()) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 

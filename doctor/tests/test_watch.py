@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from doctor_support import CHILD_ENV, ROOT
 from projects.cases import PROJECTS, changed
 
 from ddp_doctor.watch.comparison import WatchedRanks
-from ddp_doctor.watch.rank import MOST_GROUPS, digests
 
 # A loop of 500 steps, with a fault that begins in the middle if its name is given.
 PROGRAM = """
@@ -112,12 +110,9 @@ def test_a_run_whose_records_cannot_be_written_ends_as_without_them() -> None:
     assert done.stdout.startswith("tensor(-4.0")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [[], ["--never", "--", "true"], ["--", "no-such-command"], ["--records", "/proc/x", "--", "true"]],
-)
-def test_a_wrong_request_is_rejected(words: list[str]) -> None:
-    done = run(*WATCH, *words)
+@pytest.mark.parametrize("words", ["", "--never -- true", "-- no-such-command", "--records /proc/x -- true"])
+def test_a_wrong_request_is_rejected(words: str) -> None:
+    done = run(*WATCH, *words.split())
     assert (done.returncode, done.stderr[:7], done.stderr.count("\n")) == (2, "error: ", 1)
 
 
@@ -143,15 +138,6 @@ def test_a_signal_reaches_the_command() -> None:
         assert process.wait() == 3
     finally:
         process.kill()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
-def test_a_digest_changes_with_every_bit_of_a_tensor(dtype: torch.dtype) -> None:
-    tensor = torch.ones(7, 3).to(dtype)
-    other = tensor.clone()
-    other.view(torch.uint8)[-1, -1] ^= 1
-    assert not torch.equal(digests([tensor]), digests([other]))
-    assert not torch.equal(digests([tensor, other] * MOST_GROUPS), digests([other, tensor] * MOST_GROUPS))
 
 
 def record(step: int, **changes: Any) -> str:
@@ -181,17 +167,3 @@ def test_the_records_of_the_ranks_are_compared(lines: Any, expected: dict[str, s
         (tmp_path / f"rank{rank}.jsonl").write_text("".join(lines(rank)))
     found = WatchedRanks(tmp_path).finish().findings
     assert {finding.code: finding.verdict.value for finding in found} == expected
-
-
-def test_records_are_compared_as_they_arrive_and_half_a_line_waits(tmp_path: Path) -> None:
-    told: list[str] = []
-    ranks = WatchedRanks(tmp_path, lambda finding: told.append(finding.code))
-    (tmp_path / "rank0.jsonl").write_text(record(0) + record(10))
-    (tmp_path / "rank1.jsonl").write_text(record(0) + record(10, lr=[0.2])[:-20])
-    ranks.read()
-    assert (told, ranks.compared) == ([], 1)
-    with (tmp_path / "rank1.jsonl").open("a") as file:
-        file.write(record(10, lr=[0.2])[-20:])
-    ranks.read()
-    ranks.read()
-    assert (told, ranks.compared) == (["LD017"], 2)
