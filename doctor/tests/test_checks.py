@@ -120,7 +120,6 @@ ROWS["LD002"] = [
 ROWS["LD003"] = [
     ("each rank reads all", "fault", two(*stream("ab", "cd"))),
     ("each rank reads its part", NOTHING, each(stream("ab", "cd"), stream("ef", "gh"))),
-    ("no stream", "not reached", two(epoch())),
 ]
 EVEN, ODD = range(0, 16, 2), range(1, 16, 2)
 ROWS["LD004"] = [
@@ -137,32 +136,6 @@ RANDOM: Event = {"random": 1.0, "generators": ["NumPy"]}
 ROWS["LD007"] = [
     ("workers begin alike in each epoch", "fault", workers("a", "a")),
     ("workers begin with a seed per epoch", NOTHING, workers("a", "b")),
-    ("the data are not random", "not reached", two(calls(), epoch())),
-]
-
-
-# Random numbers.
-
-
-def draws(into: str, own: bool = False) -> Evidence:
-    """Returns ranks whose noise goes into the data or the model, from the generators of one rank unless `own`."""
-    noise = {"op": "randn_like", "values": 8, "drops": False, "place": "mine.py:9 in main", "into": into}
-    ranks = []
-    for rank in (0, 1):
-        events = [event("seed", seed=0, generator="NumPy")]
-        for number in range(4):
-            states = dict.fromkeys(("torch", "NumPy", "Python"), f"{rank * own} {number}")
-            drawn = {"generators": states, "at_step": states, "drawn": 8, "hidden": {}, "flows": [noise]}
-            events.append(batch(number, indices=[2 * number + rank], size=1, **drawn))
-        ranks.append([*events, epoch(indices=[rank])])
-    return each(*ranks)
-
-
-ROWS["LD008"] = [
-    ("equal noise", "fault", draws("data")),
-    ("noise of each rank", NOTHING, draws("data", own=True)),
-    ("equal masks", "note", draws("model")),
-    ("masks of each rank", NOTHING, draws("model", own=True)),
 ]
 
 
@@ -183,7 +156,6 @@ ROWS["LD009"] = [
     ("nothing averages", "fault", stepped(*OWN)),
     ("gradients are averaged", NOTHING, stepped(MEAN, MEAN)),
     ("wrapped models with other rates", "fault", stepped(*OWN, WRAPPED, steps=UNEQUAL)),
-    ("no step", "not reached", evidence(ranks=both(collective()))),
 ]
 IGNORED = WRAPPED | {"ignored": [*KEYS.values()]}
 ROWS["LD010"] = [
@@ -200,7 +172,6 @@ ACCUMULATED = wrapped_pass(synchronizes=False), wrapped_pass()
 ROWS["LD016"] = [
     ("no_sync on the last pass", "fault", stepped(*OWN, WRAPPED, *ACCUMULATED[::-1])),
     ("no_sync on the first pass", NOTHING, stepped(MEAN, MEAN, WRAPPED, *ACCUMULATED)),
-    ("no no_sync", "not reached", stepped(MEAN, MEAN, WRAPPED, wrapped_pass())),
 ]
 ROWS["LD033"] = [
     ("a collective is not waited for", "fault", two(event("not_waited", op="all_reduce", of="mine.py:7 in main"))),
@@ -237,7 +208,6 @@ ROWS["LD012"] = [
     ("synchronized batch norm", NOTHING, compared(1e-15, NORM)),
     ("another module differs", NOTHING, compared(ranks=NORM, module="head", module_class="Linear")),
     ("outputs are not known", "cannot tell", combined(modules_seen=False)),
-    ("no batch norm", "not reached", compared(1e-15, both(step(), forward()))),
 ]
 ROWS["LD013"] = [
     ("unequal numbers of labels", "fault", compared(weights=(0.6, 0.4))),
@@ -309,7 +279,6 @@ ROWS["LD018"] = [
     ("unscaled before", NOTHING, scaler("scale unscale clip step")),
     ("unscaled for the norm that is logged", "fault", scaler("scale clip unscale step")),
     ("two optimizers", NOTHING, scaler("scale unscale clip unscale clip step step")),
-    ("no scaler", "not reached", two()),
 ]
 FORGOTTEN: Event = {"unowned": {"body.weight": "same"}}
 FIXED = forward(modes={"body": False, "head": True})
@@ -318,12 +287,10 @@ ROWS["LD019"] = [
     ("all parameters belong to one", NOTHING, optimizers()),
     ("forgotten parameters with loaded weights", "note", optimizers(**FORGOTTEN, loaded=["body.weight"])),
     ("forgotten parameters in evaluation mode", "note", optimizers(FIXED, **FORGOTTEN)),
-    ("one step", "not reached", two()),
 ]
 ROWS["LD020"] = [
     ("zero_grad is missing", "fault", optimizers(stale=["weight"])),
     ("gradients are cleared", NOTHING, optimizers()),
-    ("one step", "not reached", two()),
 ]
 ROWS["LD021"] = [
     ("eval() without train()", "fault", two(*modes(True, False))),
@@ -337,12 +304,10 @@ ROWS["LD022"] = [
     ("dropout in training only", NOTHING, evaluated(drop=False)),
     ("Monte Carlo dropout", "note", evaluated(DROPS, drop=True, norm=False)),
     ("without gradients in training", NOTHING, evaluated(DROPS, drop=True, loader=0)),
-    ("no evaluation", "not reached", evaluated(DROPS, drop=True, trains=True)),
 ]
 ROWS["LD035"] = [
     ("a frozen part in training mode", "fault", frozen("a", "a")),
     ("a part that is trained", NOTHING, frozen("a", "b")),
-    ("no batch norm", "not reached", two(forward())),
 ]
 
 
@@ -353,35 +318,13 @@ def evaluation(first: list[int], second: list[int], *events: Event) -> Evidence:
     return each(*([epoch(trains=False, loader=1, indices=own, sizes=[3]), *events] for own in (first, second)))
 
 
-def predicted(first: list[int], second: list[int], *events: Event, works: bool = True) -> Evidence:
-    one = event("predict", error="" if works else "TypeError: no batch_size", first=[])
-    # What is saved before is no prediction.
-    begun = [event("save", path="/a/state.pt", rows=[4]), one]
-    epochs = (
-        epoch(trains=False, predicts=True, indices=own, samples=8, ascending=own == sorted(own))
-        for own in (first, second)
-    )
-    return each([*begun, next(epochs), *events], [one, next(epochs)])
-
-
 ROWS["LD023"] = [
     ("a sample counts twice", "fault", evaluation([0, 2, 4], [1, 3, 0], collective(value=6))),
     ("each sample counts once", NOTHING, evaluation([0, 2, 4], [1, 3])),
     ("all ranks evaluate all", NOTHING, evaluation([0, 1, 2], [0, 1, 2])),
     ("no number is seen", "unclear", evaluation([0, 2, 4], [1, 3, 0])),
-    ("nothing is evaluated", "not reached", two(epoch())),
     ("the indices are not known", "cannot tell", two(epoch(trains=False, drained=False))),
 ]
-PARTS = [0, 2, 4, 6], [1, 3, 5, 7]
-ROWS["LD030"] = [
-    ("samples in a random order", "fault", predicted([4, 0, 2, 6], [1, 3, 5, 7])),
-    ("all samples in order", NOTHING, predicted(*PARTS)),
-    ("rank 0 writes all, or a report", NOTHING, predicted(*PARTS, event("save", path="/a/r.pt", rows=[3, 8]))),
-    ("the prediction fails", "cannot tell", predicted(*PARTS, works=False)),
-    ("no prediction", "not reached", two()),
-]
-
-
 # Collectives, batches and decisions.
 
 
@@ -431,7 +374,6 @@ ROWS["LD029"] = [
     ("a parameter is not used", "fault", evidence(ranks=records([WRAPPED, *failed("RuntimeError", UNUSED)[0].events]))),
     ("all parameters are used", NOTHING, two(WRAPPED)),
     ("another error", "cannot tell", evidence(ranks=failed("ValueError", "no data"))),
-    ("nothing is wrapped", "not reached", two()),
 ]
 ROWS["LD031"] = [
     ("total += loss", "fault", graph(0, 9, 18, 27, longer=(0, 9, 18, 27, 36))),
@@ -459,7 +401,6 @@ def loads(matched: int, *keys: str) -> Event:
 ROWS["LD026"] = [
     ("other keys", "fault", two(loads(0, "module.a.weight"))),
     ("the keys of the module", NOTHING, two(loads(2))),
-    ("no state is loaded", "not reached", two()),
 ]
 
 

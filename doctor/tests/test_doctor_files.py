@@ -121,25 +121,23 @@ def test_nothing_is_run_where_files_cannot_be_kept(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_doctor_that_was_killed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    precious = tmp_path / "precious" / "lock"
     pid = os.fork()
     if pid == 0:
         with examination_folder() as folder:
             (folder / "closed").mkdir(mode=0)
-            (folder / "link").symlink_to(precious.parent)
             os._exit(0)
     os.waitpid(pid, 0)
     (killed,) = tmp_path.iterdir()
     # What others may have put beside it.
-    precious.mkdir(parents=True)
-    (tmp_path / f"{PREFIX}link").symlink_to(precious.parent)
-    (tmp_path / f"{PREFIX}shared").mkdir()
-    (tmp_path / f"{PREFIX}shared").chmod(0o777)
-    (tmp_path / f"{PREFIX}shared" / "lock").touch()
+    precious, shared = tmp_path / "precious", tmp_path / f"{PREFIX}shared"
+    precious.mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(precious)
+    shared.mkdir()
+    shared.chmod(0o777)
     with examination_folder() as alive:
         assert not killed.exists()
         remove_stale()
-        assert alive.exists() and precious.is_dir() and (tmp_path / f"{PREFIX}shared" / "lock").exists()
+        assert alive.exists() and precious.exists() and shared.exists()
     assert not alive.exists()
 
 

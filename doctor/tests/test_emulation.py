@@ -119,19 +119,6 @@ def mixed_precision_computes_in_its_type() -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def optimizers_for_gpus_step() -> None:
-    kinds: list[Any] = [torch.optim.Adam, torch.optim.AdamW]
-    for options in ({"fused": True}, {"capturable": True}, {"foreach": True}, {}):
-        for kind in kinds:
-            model = network().cuda()
-            optimizer = kind(model.parameters(), **options)
-            model(torch.ones(1, 4, device="cuda")).sum().backward()
-            optimizer.step()
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-            optimizer.step()
-            assert not torch.equal(model[0].weight, network()[0].weight)
-
-
 def streams_events_and_statistics_are_there() -> None:
     stream, begin, end = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
@@ -169,7 +156,6 @@ def batches_and_files_are_loaded() -> None:
         a_gpu_has_a_generator_of_its_own,
         what_is_compiled_is_called_as_it_is,
         mixed_precision_computes_in_its_type,
-        optimizers_for_gpus_step,
         streams_events_and_statistics_are_there,
         batches_and_files_are_loaded,
     ],
