@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,16 +37,8 @@ def event(kind: str, step: int = 0, place: str = "mine.py:1 in main", **values: 
 
 
 def step(number: int = 0, **values: Any) -> Event:
-    known: Event = {
-        "names": KEYS,
-        "optimizer": 0,
-        "name": "SGD",
-        "frozen": [],
-        "stale": [],
-        "unowned": {},
-        "loaded": [],
-    }
-    return event("step", number, **(known | {"lr": [0.1], "base": [0.0], "sharded": False} | values))
+    known: Event = {"names": KEYS, "optimizer": 0, "name": "SGD", "frozen": [], "stale": [], "unowned": {}}
+    return event("step", number, **(known | {"loaded": [], "lr": [0.1], "base": [0.0], "sharded": False} | values))
 
 
 def epoch(**values: Any) -> Event:
@@ -122,6 +115,10 @@ def trained(
     return found
 
 
+def failing(spec: Spec) -> Run:
+    return Run(spec, Path(), [], later=Run(spec, Path(), []) if spec.later else None)
+
+
 def evidence(
     reference: RankComparison | None = None,
     compared: RankComparison | None = None,
@@ -136,28 +133,13 @@ def evidence(
         runs: Runs by names with spaces.
         ranks: Runs by their names; `single` and `ranks` are the first two.
     """
-    given = Evidence(SPEC, Runs(), {})  # type: ignore[arg-type]
-    given.runs = {name: Run(spec_of(own), Path(), own) for name, own in (ranks | (runs or {})).items()}
+    given = Evidence(SPEC, SimpleNamespace(forks=False, run=failing), {})  # type: ignore[arg-type]
+    for name, own in (ranks | (runs or {})).items():
+        given.runs[name] = Run(replace(SPEC, world_size=max(1, len(own))), Path(), own)
     given.reference = reference or given.reference
     if compared:
         given.compare = lambda **_: compared  # type: ignore[method-assign]
     return given
-
-
-def spec_of(ranks: Sequence[RankRecord]) -> Spec:
-    return replace(SPEC, world_size=max(1, len(ranks)))
-
-
-class Runs:
-    """Runs a program, which fails."""
-
-    forks = False
-
-    def run(self, spec: Spec) -> Run:
-        return Run(spec, Path(), [], later=Run(spec, Path(), []) if spec.later else None)
-
-    def preload(self, names: Sequence[str] = ()) -> None:
-        pass
 
 
 def found(code: str, given: Evidence) -> tuple[str, str]:

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import ddp_doctor
 from ddp_doctor.launch import program_forks, starters  # noqa: F401
 from ddp_doctor.probes import install  # noqa: F401
@@ -75,6 +77,7 @@ def run(name: str, *, forks: bool) -> dict[str, Any]:
     return {"code": process.returncode, "out": first + out, "err": err}
 
 
+@pytest.mark.slow
 def test_a_forked_program_behaves_as_a_new_interpreter(tmp_path: Path) -> None:
     # As in the doctor's interpreters, libraries start no threads, and the streams have no buffers.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -95,8 +95,6 @@ def what_is_compiled_is_called_as_it_is() -> None:
     assert next(iter(compiled.state_dict())) == "_orig_mod.0.weight"
     assert torch.equal(compiled(x), model(x))
     assert torch.compile(lambda value: value + 1)(1) == 2
-    scripted: Any = torch.jit.script(lambda x: x + torch.ones(2, device="cuda"))
-    assert scripted(torch.zeros(2, device="cuda")).tolist() == [1, 1]
 
 
 def mixed_precision_computes_in_its_type() -> None:
@@ -130,7 +128,6 @@ def streams_events_and_statistics_are_there() -> None:
     end.record()
     torch.cuda.synchronize()
     assert begin.elapsed_time(end) >= 0
-    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_reserved(1) == 0
     assert torch.cuda.get_device_properties(0).total_memory == torch.cuda.mem_get_info()[1]
     assert torch.cuda.device_count() == torch.accelerator.device_count() == 2
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
