@@ -1,16 +1,12 @@
-"""Fixtures of the doctor's tests: the command `ddp-doctor` in a forked process."""
+"""What holds for all tests of the doctor."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from doctor_support import Done, run_forked
-
-from ddp_doctor.command import main
 
 # Tests use the CPU even if there are GPUs, and what a machine says of its terminal must not decide what they see.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -25,13 +21,3 @@ torch.set_num_threads(1)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets no test write into the folder in which pytest was started."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def doctor(tmp_path: Path) -> Callable[..., Done]:
-    """`doctor(*words, timeout=280)`: runs `ddp-doctor WORDS` in the test's folder."""
-
-    def run(*words: str, timeout: float = 280) -> Done:
-        return run_forked(lambda: main(words), tmp_path, timeout)
-
-    return run

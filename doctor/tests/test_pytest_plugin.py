@@ -71,17 +71,6 @@ def test_the_doctor_runs_a_marked_function(tests: str, counts: str, said: str) -
     assert said in done.stdout
 
 
-def test_a_command_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def examine(target: str, **options: object) -> Report:
-        assert options == {"command": [str(Path(sys.executable).with_name("python")), "my train.py"], "timeout": 90}
-        assert Path.cwd() == tmp_path / "there"
-        return Report("torchrun", 2)
-
-    (tmp_path / "there").mkdir()
-    monkeypatch.setattr(ddp_doctor, "examine", examine)
-    assert plugin.examine_command("python 'my train.py'", cwd="there", timeout=90).target == "torchrun"
-
-
 @pytest.mark.parametrize("said", ["LD012", "no command"])
 def test_a_fault_or_a_rejection_fails_the_test(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     def examine(*_: object, **__: object) -> Report:

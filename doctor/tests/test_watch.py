@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from doctor_support import CHILD_ENV, ROOT
 from projects.cases import PROJECTS, changed
 
 from ddp_doctor.watch.comparison import WatchedRanks
-from ddp_doctor.watch.rank import digests
 
 # A loop of 500 steps, with a fault that begins in the middle if its name is given.
 PROGRAM = """
@@ -112,12 +110,9 @@ def test_a_run_whose_records_cannot_be_written_ends_as_without_them() -> None:
     assert done.stdout.startswith("tensor(-4.0")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [[], ["--never", "--", "true"], ["--", "no-such-command"], ["--records", "/proc/x", "--", "true"]],
-)
-def test_a_wrong_request_is_rejected(words: list[str]) -> None:
-    done = run(*WATCH, *words)
+@pytest.mark.parametrize("words", ["", "--never -- true", "-- no-such-command", "--records /proc/x -- true"])
+def test_a_wrong_request_is_rejected(words: str) -> None:
+    done = run(*WATCH, *words.split())
     assert (done.returncode, done.stderr[:7], done.stderr.count("\n")) == (2, "error: ", 1)
 
 
@@ -145,22 +140,10 @@ def test_a_signal_reaches_the_command() -> None:
         process.kill()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
-def test_a_digest_changes_with_every_bit_of_a_tensor(dtype: torch.dtype) -> None:
-    tensor = torch.ones(7, 3).to(dtype)
-    other = tensor.clone()
-    other.view(torch.uint8)[-1, -1] ^= 1
-    assert not torch.equal(digests([tensor]), digests([other]))
-
-
 def record(step: int, **changes: Any) -> str:
     values = {"optimizer": 0, "step": step, "lr": [0.1], "eval": False, "epochs": []}
-    first = {"names": ["a", "b"], "wrapped": True, "sharded": False} if step == 0 else {}
+    first = {"names": ["a", "b"], "wrapped": True, "sharded": False, "group": 1} if step == 0 else {}
     return json.dumps({**values, "weights": [1, 2], **first, **changes}) + "\n"
-
-
-def epoch(number: int, first: int) -> dict[str, Any]:
-    return {"loader": 0, "epoch": number, "samples": [*range(first, first + 16)], "shuffles": True}
 
 
 def ended(steps: int) -> str:
@@ -174,9 +157,6 @@ def ended(steps: int) -> str:
         (lambda rank: [record(10 * n, weights=[1, rank * n % 3]) for n in range(7)], {"LD011": "note"}),
         (lambda rank: [record(10 * n, weights=[1, rank], wrapped=False) for n in range(4)], {}),
         (lambda rank: [record(10 * n, weights=[1, rank], sharded=True) for n in range(4)], {}),
-        (lambda rank: [record(10 * n, weights=[1, rank], names=["a", str(rank)]) for n in range(4)], {}),
-        (lambda rank: [record(10 * n, epochs=[epoch(n, 0)]) for n in range(2)], {"LD001": "fault"}),
-        (lambda rank: [record(10 * n, epochs=[epoch(n, n)]) for n in range(2)], {}),
         (lambda rank: [record(10 * n, eval=True) for n in range(4)], {}),
         (lambda rank: [record(0), ended(30 - 10 * rank)], {"LD028": "fault"}),
         (lambda rank: [record(0), ended(30)], {}),
@@ -187,17 +167,3 @@ def test_the_records_of_the_ranks_are_compared(lines: Any, expected: dict[str, s
         (tmp_path / f"rank{rank}.jsonl").write_text("".join(lines(rank)))
     found = WatchedRanks(tmp_path).finish().findings
     assert {finding.code: finding.verdict.value for finding in found} == expected
-
-
-def test_records_are_compared_as_they_arrive_and_half_a_line_waits(tmp_path: Path) -> None:
-    told: list[str] = []
-    ranks = WatchedRanks(tmp_path, lambda finding: told.append(finding.code))
-    (tmp_path / "rank0.jsonl").write_text(record(0) + record(10))
-    (tmp_path / "rank1.jsonl").write_text(record(0) + record(10, lr=[0.2])[:-20])
-    ranks.read()
-    assert (told, ranks.compared) == ([], 1)
-    with (tmp_path / "rank1.jsonl").open("a") as file:
-        file.write(record(10, lr=[0.2])[-20:])
-    ranks.read()
-    ranks.read()
-    assert (told, ranks.compared) == (["LD017"], 2)

@@ -129,28 +129,11 @@ def _indented(new: str, match: re.Match[str]) -> str:
     return match["indent"] + match["before"] + re.sub(r"\n(?=.)", f"\n{match['indent']}", new)
 
 
-def _title(table: str) -> str:
-    return (PROJECTS / table).read_text().partition("\n")[0]
-
-
 CASES = cases("faults.txt")
 TRAINCHECK = cases("traincheck.txt")
+_NO_FAMILY = {"faults.txt", "traincheck.txt", "gpus.txt"}
 FAMILIES = {
-    _title(table): cases(table)
-    for table in (
-        "communication.txt",
-        "randomness.txt",
-        "parallelism.txt",
-        "unusual_loops.txt",
-        "libraries.txt",
-        "lightning_family.txt",
-        "decisions.txt",
-        "evaluations.txt",
-        "schedules.txt",
-        "checkpoints.txt",
-        "models.txt",
-        "accumulations.txt",
-        "queues.txt",
-        "own_weights.txt",
-    )
+    path.read_text().partition("\n")[0]: cases(path.name)
+    for path in sorted(PROJECTS.glob("*.txt"))
+    if path.name not in _NO_FAMILY
 }

@@ -1,4 +1,6 @@
-"""A LightningModule with its data."""
+"""A LightningModule with its data, and a script that trains it."""
+
+import os
 
 import lightning as L
 import torch
@@ -40,3 +42,10 @@ class Module(L.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+def main():
+    L.seed_everything(3, verbose=False)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(max_epochs=2, accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), **quiet)
+    trainer.fit(Module(), Data())
