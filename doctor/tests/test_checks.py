@@ -399,7 +399,6 @@ ROWS["LD019"] = [
     ("parameters belong to no optimizer", "fault", optimizers(**FORGOTTEN)),
     ("all parameters belong to one", NOTHING, optimizers()),
     ("forgotten parameters with loaded weights", "note", optimizers(**FORGOTTEN, loaded=["body.weight"])),
-    ("forgotten parameters in evaluation mode", "note", optimizers(FIXED, **FORGOTTEN)),
 ]
 ROWS["LD020"] = [
     ("zero_grad is missing", "fault", optimizers(stale=["weight"])),

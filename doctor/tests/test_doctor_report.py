@@ -15,10 +15,10 @@ from example_report import FAULT, example, hostile
 
 import ddp_doctor
 from ddp_doctor.faults import load_checks, short_fix
-from ddp_doctor.findings import REASONS, Finding, Report, State, Verdict
+from ddp_doctor.findings import REASONS, Finding, Report, Verdict
 from ddp_doctor.output.formats import FORMATS, formatted, read_report
 from ddp_doctor.output.page import page_of
-from ddp_doctor.output.terminal import print_text, report_text
+from ddp_doctor.output.terminal import STATES, print_text, report_text
 
 SCHEMA = json.loads((Path(ddp_doctor.__file__).parent / "report.schema.json").read_text())
 REPORTS = (example(), hostile(), Report("a", 2), example(hang="stacks"))
@@ -34,7 +34,7 @@ def test_the_json_has_the_form_of_the_schema_and_every_field_of_it(report: Repor
     assert told.keys() == SCHEMA["properties"].keys()
     verdicts = SCHEMA["$defs"]["finding"]["properties"]["verdict"]["enum"]
     assert verdicts == [verdict.value for verdict in Verdict if verdict not in REASONS]
-    assert SCHEMA["properties"]["checks"]["items"]["properties"]["state"]["enum"] == [state.value for state in State]
+    assert SCHEMA["properties"]["checks"]["items"]["properties"]["state"]["enum"] == [*reversed(STATES)]
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_colors_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch
 def test_the_page_is_self_contained_and_draws_the_differences() -> None:
     page = page_of(example())
     tree = ET.fromstring(page)  # noqa: S314
-    titles = [element.text for element in tree.iterfind(".//section/h2")]
-    assert titles[:4] == ["Faults", "Depends on the number of devices", "Unclear", "Notes"]
-    assert "2.4e-02, step 2: not finite" in str(tree.find(".//svg").attrib)  # type: ignore[union-attr]
+    titles = [element.text for element in tree.iterfind(".//h2")]
+    assert titles[:4] == ["Fault", "Depends on the number of devices", "Unclear", "Note"]
+    assert [bar.get("style") for bar in tree.iterfind(".//span")] == ["width:6%", "width:85%", "width:100%"]
     assert not re.search("<script|src=|href=.http", page)
     assert not ET.fromstring(page_of(hostile())).findall(".//script")  # noqa: S314
-    assert ET.fromstring(page_of(Report("a", 2))).find(".//svg") is None  # noqa: S314
+    assert ET.fromstring(page_of(Report("a", 2))).find(".//span") is None  # noqa: S314
 
 
 @pytest.mark.parametrize("report", REPORTS)
@@ -159,12 +159,11 @@ MANY = [replace(FAULT, code=code) for code in load_checks()]
             None,
             [
                 "### ddp-doctor: 1 fault found.",
-                r"- ✗ **LD012 Batch norm depends on the number of ranks** at mine.py:41 in training\_step (fault)",
-                "  The outputs of net.bn1 differ; with synchronized batch norm the difference falls to 1.1e-15; step 0"
-                "; net.bn1; 2.4e-02 of the update",
-                f"  Fix: {short_fix(load_checks()['LD012'])}",
+                "- ✗ **LD012 Batch norm depends on the number of ranks** (fault)<br>The outputs of net.bn1 differ.<br>"
+                "with synchronized batch norm the difference falls to 1.1e-15<br>step 0; net.bn1; 2.4e-02 of the update"
+                r"<br>at mine.py:41 in training\_step<br>fix: ",
+                short_fix(load_checks()["LD012"]),
                 "- LD014, LD015: The loss is not finite.",
-                "- not reached: LD030",
             ],
         ),
         (
@@ -175,18 +174,18 @@ MANY = [replace(FAULT, code=code) for code in load_checks()]
                 "(unclear, before: not found)",
                 "**Before:** 4 faults found. mine:Lit on 2 ranks",
                 # LD014 cannot tell.
-                "- ✓ no longer found: **LD017 The schedule depends on the number of ranks** at old.py:7 in main: The",
-                "- ? not examined now: **LD014 ",
-                "- · accepted now: **LD008 ",
+                "- ✓ **LD017 The schedule depends on the number of ranks** (no longer found)<br>The",
+                "- ? **LD014 The gradient has the wrong scale** (not examined now)",
+                "- · **LD008 All ranks draw the same random numbers** (accepted now)",
             ],
         ),
         (Report("a.py", 0), None, ["### ddp-doctor: No fault found.", "a.py was read;", "only read, not run"]),
         (
             example(MENTION),
             None,
-            [r"  `@you` and `#1`: \<b\> \*x\* \[a\](b) `c*` \`\`d\`; with ", r"; step 0; \_\_init\_\_; 2.4e-02"],
+            [r"`@you` and `#1`: \<b\> \*x\* \[a\](b) `c*` \`\`d\`<br>with ", r"<br>step 0; \_\_init\_\_; 2.4e-02"],
         ),
-        (example(*MANY, error="@you\n" * 99), example(*GONE * 9), ["\n\n    @you\n", f"- and {len(MANY) - 2} more"]),
+        (example(*MANY, error="@you\n" * 99), example(*GONE * 9), ["\n\n    @you\n", f"- and {len(MANY) - 9} more"]),
     ],
 )
 def test_a_comment_has_the_evidence_and_what_became_of_the_findings_before(

@@ -143,12 +143,12 @@ def load_object(text: str) -> Any:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            raise InputError(f"There is no module {module}: run the doctor in the folder that contains it.") from error
+            raise InputError(f"There is no {place}: run the doctor in the folder that contains it.") from error
         raise
     except SystemExit as error:
         raise InputError(
             f"{place} ends the process while it is imported, as a script that reads its own options does: examine its "
-            "command instead, such as ddp-doctor -- torchrun --nproc-per-node 2 train.py"
+            f"command instead, such as ddp-doctor -- torchrun --nproc-per-node 2 {place}"
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
