@@ -79,7 +79,7 @@ def report_text(report: Report, *, verbose: bool = False) -> str:
     for state in STATES if verbose else STATES[:1]:
         for reason, codes in by_reason(report, state).items():
             named = f"all {len(codes)} checks" if len(codes) == len(report.checks) > 1 else ", ".join(codes)
-            rows.append(f"- {state.value}: {named}{reason and ': '}{reason}")
+            rows.append(f"- {state}: {named}{reason and ': '}{reason}")
     blocks += ["", _wrapped(rows)] if rows else []
     blocks += ["", *(f"{stage.seconds:6.1f} s  {plain(stage.name)}: {plain(stage.outcome)}" for stage in report.stages)]
     return "\n".join([*blocks, f"{report.seconds:6.1f} s  in all", "", _wrapped(remarks(report))])
