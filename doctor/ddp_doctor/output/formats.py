@@ -137,7 +137,7 @@ def _junit(report: Report) -> str:
             if place := shown_place(finding, report):
                 case.attrib |= {"file": plain(place.path), "line": str(place.line)}
         if check.state != MADE:
-            ET.SubElement(case, "skipped", message=f"{check.state.value}: {plain(check.reason)}")
+            ET.SubElement(case, "skipped", message=f"{check.state}: {plain(check.reason)}")
     for text in outputs(report).values():
         case = ET.SubElement(suite, "testcase", classname="ddp_doctor", name="the program runs")
         ET.SubElement(case, "error", message=headline(report)).text = text
@@ -178,7 +178,7 @@ def _comment(report: Report, before: Report | None) -> str:
     left = [f"- {', '.join(codes)}: {_escaped(why)}" for why, codes in by_reason(report, Verdict.CANNOT_TELL).items()]
     for state in (Verdict.NOT_APPLICABLE, Verdict.NOT_REACHED):
         if checks := report.ended(state):
-            left.append(f"- {state.value}: {', '.join(check.code for check in checks)}")
+            left.append(f"- {state}: {', '.join(check.code for check in checks)}")
     limits = " ".join(remarks(report)) if report.devices else "The program was only read, not run."
     tail += ["", "**Not examined:**", *_first(left, 3), f"- {_escaped(limits)}"]
     rows = []
