@@ -79,9 +79,6 @@ def test_the_code_sees_what_it_writes_and_nobody_else_does(machine: str, killed:
         assert protection in {"", json.loads(report.read_text())["files"]["protection"]}
     # The next doctor removes the folder of one that was killed.
     assert len(list(temporary.iterdir())) == (killed == "the doctor")
-    code = "from ddp_doctor.files.temporary import remove_stale; remove_stale()"
-    subprocess.run([sys.executable, "-c", code], env={**CHILD_ENV, "TMPDIR": str(temporary)}, check=True, timeout=60)
-    assert not list(temporary.iterdir())
 
 
 def test_a_copy_has_links_to_what_is_not_copied(tmp_path: Path) -> None:
@@ -104,7 +101,7 @@ def test_a_large_folder_is_rejected_where_it_would_be_copied(tmp_path: Path) -> 
     with open("data/images", "wb") as file:
         file.truncate(2 * folder_copy.MOST_BYTES)
     (tmp_path / "examination").mkdir()
-    with pytest.raises(InputError, match="has 1,000 MB, of which 1,000 MB are in data"):
+    with pytest.raises(InputError, match="more than 500 MB, such as "):
         Protection(tmp_path / "examination", kind="copy").begin(Spec(Target("a:b")), private_view.make)
 
 

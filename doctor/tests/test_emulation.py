@@ -169,7 +169,7 @@ def collectives_of_nccl_and_synchronized_batch_norm(rank: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", f"file://{Path.cwd()}/store", rank=rank, world_size=2)
     install(2)
-    assert {dist.get_backend(dist.new_group(backend=name)) for name in ("nccl", "NCCL")} == {"nccl"}
+    assert all(dist.new_group(backend=name).size() == 2 for name in ("nccl", "NCCL"))
     mean = torch.tensor([float(rank)], device="cuda")
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     assert mean.item() == 0.5
