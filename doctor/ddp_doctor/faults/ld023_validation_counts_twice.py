@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from pathlib import Path
 
 from ddp_doctor.evidence.evidence import Evidence
@@ -49,6 +50,9 @@ def _judged(evidence: Evidence, found: Finding, total: int, evaluator: str) -> l
     where = found.step, "", found.amount, found.place
     if any(event["value"] == total for event in collectives):
         return [fault(f"{found.message} The ranks add up their numbers to {total}.", *where)]
+    if any("gather_for_metrics" in _line(event["place"]) for event in collectives):
+        # accelerate drops the repeated samples.
+        return []
     metrics, cannot = wrong_metrics(evidence)
     # Those that have another cause are LD024's.
     padded = [metric for metric in metrics if not (metric.own or metric.is_scaled(len(evidence.ranks)))]
@@ -63,3 +67,8 @@ def _judged(evidence: Evidence, found: Finding, total: int, evaluator: str) -> l
     if metrics or (any(rank.of_kind("reported") for rank in evidence.ranks) and not cannot):
         return [note(f"{found.message} No reported metric is seen to change by it alone.", *where)]
     return [unclear(f"{found.message} Whether that changes a metric was not seen.", *where)]
+
+
+def _line(place: str) -> str:
+    path, _, rest = place.rpartition(":")
+    return linecache.getline(path, int(rest.split(" ")[0])) if path else ""
