@@ -147,7 +147,7 @@ class Starters:
             if kwargs.get("world_size", -1) != -1:
                 kwargs["world_size"] = self.world_size
         result = original(**kwargs)
-        if self.wanted:
+        if self.wanted is not None:
             change_program(self.wanted, self.world_size)
         return result
 
