@@ -31,10 +31,10 @@ _SECONDS_TO_RECORD = 20.0
 
 
 def main() -> None:
-    """Answers requests until SIGTERM."""
-    die_with_parent()
+    """Answers requests until SIGTERM, or until the doctor is killed: the ranks of torchrun outlive their agent."""
     become_subreaper()
     signal.signal(signal.SIGTERM, _end)
+    die_with_parent(signal.SIGTERM)
     connection: Connection = Connection(int(sys.argv[1]))
     with suppress(EOFError):
         while True:
