@@ -16,7 +16,7 @@ from ddp_doctor.findings import DEFECT, MADE, REASONS, Comparison, Finding, Repo
 MARKS = {Verdict.FAULT: "✗", Verdict.DEPENDS: "≈", Verdict.UNCLEAR: "?", Verdict.NOTE: "·"}
 # Bold red, yellow, and cyan, by the mark at the beginning of a line.
 _STYLES = {"✗ LD": "1;31", "≈ LD": "33", "? LD": "36"}
-_MEANINGS = {
+_MEANINGS: dict[str, str] = {
     Verdict.NOT_REACHED: " (the program does not do this)",
     Verdict.NOT_APPLICABLE: " (the property has no meaning here)",
 }
