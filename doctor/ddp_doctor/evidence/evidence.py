@@ -121,7 +121,8 @@ class Evidence:
             return RankComparison(cannot=f"the run with several ranks failed ({ranks.short_reason})")
         one: dict[str, Any] = {"purpose": "numbers", "double": self.double, "world_size": 1, "feed": str(ranks.folder)}
         threshold = THRESHOLD if self.double else _THRESHOLD_OF_32_BITS
-        changes, why = {"ranks": self.spec.world_size}, _why_not_joined(ranks)
+        changes: dict[str, Any] = {"ranks": self.spec.world_size}
+        why = _why_not_joined(ranks)
         if not why:
             reference = self.run(f"{prefix}reference", **one, interventions=changes)
             found = compare_ranks(ranks, reference, threshold=threshold)
