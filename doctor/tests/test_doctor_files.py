@@ -77,8 +77,33 @@ def test_the_code_sees_what_it_writes_and_nobody_else_does(machine: str, killed:
     if not killed:
         assert doctor.returncode == 0
         assert protection in {"", json.loads(report.read_text())["files"]["protection"]}
-    # The next doctor removes the folder of one that was killed.
+    # The folder of one that was killed is left to the system.
     assert len(list(temporary.iterdir())) == (killed == "the doctor")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_ranks_of_a_command_end_with_a_doctor_that_is_killed(tmp_path: Path) -> None:
+    # torchrun gives its ranks sessions of their own.
+    program = """import pathlib, time, torch
+torch.distributed.init_process_group("gloo")
+pathlib.Path(f"ready{torch.distributed.get_rank()}").touch()
+time.sleep(1000)
+"""
+    (tmp_path / "train.py").write_text(program)
+    words = ["-m", "ddp_doctor", "--", "torchrun", "--standalone", "--nproc-per-node", "2", "train.py"]
+    environment = {**CHILD_ENV, "TMPDIR": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    doctor = subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=environment)
+    try:
+        while len(list(tmp_path.rglob("ready*"))) < 2:
+            assert doctor.poll() is None
+            time.sleep(0.1)
+        processes = descendants(doctor.pid)
+    finally:
+        doctor.kill()
+        doctor.wait()
+    assert len(processes) > 3
+    wait_for_end(processes)
 
 
 def test_a_copy_has_links_to_what_is_not_copied(tmp_path: Path) -> None:
