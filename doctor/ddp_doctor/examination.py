@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +21,7 @@ from ddp_doctor.files.protection import Protection, examination_folder
 from ddp_doctor.findings import DEFECT, MADE, REASONS, CheckState, Finding, Report, Stage, Verdict, cannot_tell
 from ddp_doctor.launch.runner import Runner, device_changes, emulation_for
 from ddp_doctor.records.spec import Spec, Target, target_name
+from ddp_doctor.source.reading import read
 from ddp_doctor.versions import library_versions
 
 _ORDER = list(Verdict)
@@ -91,6 +93,7 @@ def examine(
     checks = choose_checks(only, skip)
     if baseline:
         read_baseline(baseline)
+    likely = _likely(what)
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
     spec = replace(spec, **device_changes(devices, gpu_as_cpu, torch.cuda.device_count()))  # type: ignore[arg-type]
     with examination_folder() as folder:
@@ -102,8 +105,28 @@ def examine(
             protection.end()
         finally:
             runner.close()
-    report = accept_comments(examination.report(str(what), time.monotonic() - begun, protection))
+    report = examination.report(str(what), time.monotonic() - begun, protection)
+    if likely:
+        found = {finding.code for finding in report.findings}
+        told = [
+            f"{one.code} at {one.place} ({'' if one.code in found else 'not '}confirmed)"
+            for one in likely.findings
+            if one.code in checks
+        ]
+        outcome = f"{likely.stages[0].outcome}; likely {', '.join(told) or 'nothing'}"
+        report = replace(report, stages=[*report.stages, replace(likely.stages[0], outcome=outcome)])
+    report = accept_comments(report)
     return accept_baseline(report, baseline) if baseline else report
+
+
+def _likely(target: Target) -> Report | None:
+    """Returns what reading says of the script that a target names; None if it names none that can be read."""
+    words = [*target.command, target.name.rpartition(":")[0]]
+    script = next((word for word in words if word.endswith(".py") and Path(word).is_file()), "")
+    try:
+        return read([script]) if script else None
+    except InputError:
+        return None
 
 
 class _Examination:
