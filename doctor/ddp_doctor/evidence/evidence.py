@@ -109,7 +109,7 @@ class Evidence:
         if self._trains_alone:
             return RankComparison(cannot="one rank trains something alone before the ranks train together")
         prefix = "synchronized " if sync_batch_norm else ""
-        changes = {"sync_batch_norm": True} if sync_batch_norm else {}
+        changes: dict[str, Any] = {"sync_batch_norm": True} if sync_batch_norm else {}
         wanted = {"purpose": "numbers", "interventions": changes, "later": not sync_batch_norm}
         ranks = self.run(f"{prefix}numbers", double=self.double, **wanted)
         if not ranks.worked and self.double and not sync_batch_norm:
@@ -121,7 +121,7 @@ class Evidence:
             return RankComparison(cannot=f"the run with several ranks failed ({ranks.short_reason})")
         one: dict[str, Any] = {"purpose": "numbers", "double": self.double, "world_size": 1, "feed": str(ranks.folder)}
         threshold = THRESHOLD if self.double else _THRESHOLD_OF_32_BITS
-        changes: dict[str, Any] = {"ranks": self.spec.world_size}
+        changes = {"ranks": self.spec.world_size}
         why = _why_not_joined(ranks)
         if not why:
             reference = self.run(f"{prefix}reference", **one, interventions=changes)
