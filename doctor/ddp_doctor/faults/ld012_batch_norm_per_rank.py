@@ -36,6 +36,8 @@ def check(evidence: Evidence) -> list[Finding]:
     message = f"{found.module} ({found.module_class}) normalizes with the samples of one rank."
     fixed = without_batch_norm(evidence)
     proof = f"With synchronized batch norm, the difference is {fixed.difference:.1e} instead of {found.difference:.1e}."
+    if fixed.differs:
+        proof = f"With synchronized batch norm, a difference of {fixed.difference:.1e} remains, which has another cause."
     if fixed.cannot:
         proof = ""
     run = evidence.worked("numbers")
