@@ -35,11 +35,9 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     message = f"{found.module} ({found.module_class}) normalizes with the samples of one rank."
     fixed = without_batch_norm(evidence)
-    proof = f"With synchronized batch norm, the difference is {fixed.difference:.1e} instead of {found.difference:.1e}."
-    if fixed.differs:
-        proof = f"With synchronized batch norm, a difference of {fixed.difference:.1e} remains, which has another cause."
-    if fixed.cannot:
-        proof = ""
+    left = f"With synchronized batch norm, a difference of {fixed.difference:.1e} remains, which has another cause."
+    gone = f"With synchronized batch norm, the difference is {fixed.difference:.1e} instead of {found.difference:.1e}."
+    proof = "" if fixed.cannot else left if fixed.differs else gone
     run = evidence.worked("numbers")
     outputs = run.ranks[0].of_kind("output") if run else []
     place = next((event["place"] for event in outputs if event["name"] == found.module), "")
