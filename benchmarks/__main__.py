@@ -10,8 +10,6 @@ Run nothing else on the machine meanwhile. The programs use its GPUs, if there a
 selects; the classic demo trains three epochs in float32.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ DistributedDataParallel without synchronized batch norm. It is written as an exp
 as it is when the project becomes faster, so it has a network of its own. The last line that it prints is JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -7,8 +7,6 @@ ConvNet on MNIST in batches that are selected as a whole, 400 steps of 32 images
 no validation. The plugins are those that change no number of this training.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -10,8 +10,6 @@ exact if it does, until the end, what the uninterrupted run did: with the same s
 forward pass, losses of the validations, and weights at the end.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import multiprocessing

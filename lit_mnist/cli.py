@@ -4,8 +4,6 @@ LightningCLI is the only parser. This file adds to it, before the parsing, the s
 long ones, and, after it, the ranks: they share what is imported and parsed, and each instantiates its own classes.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import inspect

@@ -6,8 +6,6 @@ The engines run one after the other, each in a process of its own. The first is 
 is one process, whose rounding differs from that of several ranks.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import importlib

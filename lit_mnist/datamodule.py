@@ -1,7 +1,5 @@
 """The LightningDataModule: MNIST in batches that are a function of the seed and the step alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The errors that end a run, each with its exit code."""
 
-from __future__ import annotations
-
 
 class InputError(ValueError):
     """The input was rejected: one message without a traceback, and exit code 2."""

@@ -4,8 +4,6 @@ LightningCLI parses them, and instantiates nothing. The engines share what an ex
 optimizer and number of steps. Each engine has its own loop.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

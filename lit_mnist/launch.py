@@ -9,8 +9,6 @@ A rank ends with the exit code of its error: 2 (rejected input), 4 (not finite),
 its message in the private folder of the launcher, which reports the first failure, and ends with that code, or with 3.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

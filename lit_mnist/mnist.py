@@ -4,8 +4,6 @@ The package contains the four official files of MNIST. Each is verified by its S
 relatives come through torchvision's classes, which download and verify them.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import math

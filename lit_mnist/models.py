@@ -4,8 +4,6 @@ Every network maps images, [batch, 1, 28, 28], to logits, [batch, classes], in a
 would be rounded, and only some libraries convert them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The LightningModule: network, loss, optimizer and metrics."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """`lit-mnist new FOLDER`: a small project of the user's own, copied from `examples/template`."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import shutil

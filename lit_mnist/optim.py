@@ -1,7 +1,5 @@
 """The optimizer and its learning-rate schedule."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

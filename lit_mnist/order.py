@@ -10,8 +10,6 @@ a purpose and counters (an epoch, a step, a sample) go through a 64-bit mixing f
 the number of any sample, in any order, any number of times.
 """
 
-from __future__ import annotations
-
 import zlib
 from functools import lru_cache
 

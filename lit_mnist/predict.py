@@ -6,8 +6,6 @@ It prints a line for each image: the file, the class and its probability. An ima
 an even background, dark on light or light on dark.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import math

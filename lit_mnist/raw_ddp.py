@@ -17,8 +17,6 @@ takes the same step with the same gradient. Six things differ from training in o
 (6) The sums of an evaluation are reduced over the ranks.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import os

@@ -1,7 +1,5 @@
 """The run as one page, `report.html`: what ran, its curves, its confusion matrix and the digits it got wrong."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

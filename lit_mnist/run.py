@@ -1,7 +1,5 @@
 """The run folder: its name, its lock, `result.json`, and the summary on the terminal."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

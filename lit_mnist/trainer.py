@@ -1,7 +1,5 @@
 """Lightning's Trainer with the plugins of `lit_mnist.plugins`."""
 
-from __future__ import annotations
-
 import os
 import time
 from datetime import timedelta

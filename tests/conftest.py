@@ -1,7 +1,5 @@
 """Fixtures: ranks of a process group, the project's command, and the results of finished runs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator

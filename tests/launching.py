@@ -4,8 +4,6 @@ Each is forked in a tenth of a second, ends when this process ends, and is kille
 is over. The functions of `ranks` are found by name, so they must be at the top level of a test module.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """A module and a data module as somebody else would write them: nothing of this project in them."""
 
-from __future__ import annotations
-
 import os
 import time
 

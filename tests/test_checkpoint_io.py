@@ -1,7 +1,5 @@
 """Promises 22, 23 and 24: a checkpoint is whole or not there, verified, and executes nothing."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The command: LightningCLI's conventions, rejected input, and a user's own module."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

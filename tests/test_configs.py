@@ -1,7 +1,5 @@
 """The files in `configs` are read by a stock LightningCLI and by the command, and train what they say."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

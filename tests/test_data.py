@@ -1,7 +1,5 @@
 """The data: verified files, the order of the samples, the augmentation."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
 from collections.abc import Callable

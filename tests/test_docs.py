@@ -3,8 +3,6 @@
 A block of a page whose first line is `# NAME.py` is a file in the folder in which its bash blocks run, in their order.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

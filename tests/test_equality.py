@@ -1,7 +1,5 @@
 """Engines, numbers of ranks and launchers train the same weights."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

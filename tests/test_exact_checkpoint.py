@@ -1,7 +1,5 @@
 """Promises 19, 20, 21 and 25: a run that is killed and resumed ends with the weights of an uninterrupted one."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Each example runs, and does what its docstring says."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

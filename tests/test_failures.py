@@ -1,7 +1,5 @@
 """Failures: what is named, what is saved, what is left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

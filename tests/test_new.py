@@ -1,7 +1,5 @@
 """`lit-mnist new` creates a project that trains, and whose tests pass."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ They take about an hour on two cores. Those of other versions download gigabytes
 temporary folder.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The numerical plugins under a stock Trainer: several ranks, windows and formats compute what one process computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Predictions of a user's own images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Raw DDP: each of its six differences to one process is needed, and it resumes exactly."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

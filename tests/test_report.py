@@ -1,7 +1,5 @@
 """The report shows what the result has, and nothing else is needed to read it."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any

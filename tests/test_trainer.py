@@ -1,7 +1,5 @@
 """LitTrainer, a stock Trainer, and the private parts of Lightning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch

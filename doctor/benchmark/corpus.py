@@ -1,7 +1,5 @@
 """Examines public programs, unchanged, and writes the table of corpus.md. README.md says how it is run."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

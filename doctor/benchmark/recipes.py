@@ -3,8 +3,6 @@
 Each recipe is a public function of a folder and of the arguments that programs.yaml gives it.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -6,8 +6,6 @@ report = examine(MyLit, MyData, devices=2)
 assert not report.faults
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from ddp_doctor.findings import Finding, Report, Verdict

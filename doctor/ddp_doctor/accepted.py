@@ -5,8 +5,6 @@ norm = nn.BatchNorm2d(64)  # ddp-doctor: ignore[LD012] the batch of a rank is la
 Imports no torch.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Changes modules of other packages as soon as they are imported."""
 
-from __future__ import annotations
-
 import importlib.abc
 import sys
 from collections.abc import Callable

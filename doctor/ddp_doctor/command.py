@@ -1,7 +1,5 @@
 """The command `ddp-doctor`. Its help, its explanations and every rejected flag import no torch."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The errors that end an examination, each with its exit code. Imports no torch."""
 
-from __future__ import annotations
-
 import signal
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import torch
 
 from ddp_doctor.accepted import accept_baseline, accept_comments, read_baseline
 from ddp_doctor.errors import DoctorError, InputError, StoppedError
@@ -20,11 +19,14 @@ from ddp_doctor.faults import choose_checks, is_structural
 from ddp_doctor.files.protection import Protection, examination_folder
 from ddp_doctor.findings import DEFECT, MADE, REASONS, CheckState, Finding, Report, Stage, Verdict, cannot_tell
 from ddp_doctor.launch.runner import Runner, device_changes, emulation_for
+from ddp_doctor.lazy import torch
 from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.source.reading import read
 from ddp_doctor.versions import library_versions
 
 _ORDER = list(Verdict)
+# Of NVIDIA and AMD, and of both under Windows.
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 OnStage = Callable[[str], None]
 _NO_TRAINING = (
     "ended with exit code 0, and no process that can be observed has trained: an argument such as --help ends a "
@@ -95,7 +97,9 @@ def examine(
         read_baseline(baseline)
     likely = _likely(what)
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
-    spec = replace(spec, **device_changes(devices, gpu_as_cpu, torch.cuda.device_count()))  # type: ignore[arg-type]
+    # Without a driver, the first run need not wait for an import of torch.
+    gpus = torch.cuda.device_count() if any(map(os.path.exists, _DRIVERS)) else 0
+    spec = replace(spec, **device_changes(devices, gpu_as_cpu, gpus))  # type: ignore[arg-type]
     with examination_folder() as folder:
         protection = Protection(folder)
         runner = Runner(what, devices, folder, protection)

@@ -1,7 +1,5 @@
 """The flags of `ddp-doctor`: of the command line, and of `[tool.ddp-doctor]` in `pyproject.toml`. Imports no torch."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import tomllib

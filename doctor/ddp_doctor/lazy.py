@@ -1,7 +1,5 @@
 """torch, which is imported when it is first used: the faults are read, explained and listed without it."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

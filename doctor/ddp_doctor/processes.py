@@ -1,7 +1,5 @@
 """Child processes that must not outlive the examination, and the signals that end it. Imports no torch."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -14,8 +14,6 @@ def test_the_loop_has_no_silent_fault():
 Importing this module imports no torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

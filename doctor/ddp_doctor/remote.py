@@ -1,7 +1,5 @@
 """Other machines: trackers are switched to their offline mode, uploads are refused, and connections are reported."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Private parts of torch and Python."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """The versions of the doctor, of Python and of the libraries that a report names."""
 
-from __future__ import annotations
-
 import platform
 from contextlib import suppress
 from importlib import metadata

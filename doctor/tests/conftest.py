@@ -1,7 +1,5 @@
 """What holds for all tests of the doctor."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What several tests of the doctor use: paths, what is in a folder, and the processes of an examination."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

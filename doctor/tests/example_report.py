@@ -1,7 +1,5 @@
 """A report with every verdict, and one with text of the user's code that must not control a terminal or a page."""
 
-from __future__ import annotations
-
 from ddp_doctor.findings import (
     Accepted,
     CheckState,

@@ -1,14 +1,12 @@
 """Examines the planted faults, TrainCheck's errors and the healthy projects; writes the table of benchmark/suite.md.
 
-python tests/suite.py             all, which takes more than an hour on two cores
+python tests/suite.py             all, one on each processor, which takes more than an hour on two
 python tests/suite.py ld013 gan   those whose names contain a word; the results of the others are kept
 python tests/suite.py --show NAME the text of a program
 python tests/suite.py --checks    the table of checks in docs/guide.md only; nothing is examined
 
 On a busy machine, DOCTOR_TIMEOUT gives the runs of an examination more seconds than 60.
 """
-
-from __future__ import annotations
 
 import os
 import random
@@ -18,6 +16,7 @@ import time
 from contextlib import chdir
 from dataclasses import dataclass
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +94,15 @@ def main(words: list[str]) -> int:
         print(f"no program has a name that contains {' or '.join(words)}", file=sys.stderr)
         return 2
     wrong = 0
-    for case in wanted:
-        result = examine_case(case)
-        wrong += not result.is_right
-        # The results of the others are kept.
-        rows = rows_of_page() | {case.name: _row(result)}
-        PAGE.write_text(page_with(rows))
-        print(rows[case.name], flush=True)
-        if not result.is_right:
-            print("\n".join([*map(str, result.report.findings), result.report.error, result.report.hang]), flush=True)
+    with get_context("spawn").Pool(maxtasksperchild=1) as pool:
+        for result in pool.imap_unordered(examine_case, wanted):
+            wrong += not result.is_right
+            # The results of the others are kept.
+            rows = rows_of_page() | {result.case.name: _row(result)}
+            PAGE.write_text(page_with(rows))
+            print(rows[result.case.name], flush=True)
+            if not result.is_right:
+                print(*result.report.findings, result.report.error, result.report.hang, sep="\n", flush=True)
     return int(wrong > 0)
 
 

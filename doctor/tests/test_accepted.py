@@ -1,7 +1,5 @@
 """Findings that the user accepts, and the settings of `pyproject.toml`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

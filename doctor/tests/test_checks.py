@@ -1,7 +1,5 @@
 """Faults on recorded events: what is reported of a faulty program, and what of its mended form and of others."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The command `ddp-doctor`: its help, its rejections and its files."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

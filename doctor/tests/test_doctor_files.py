@@ -1,7 +1,5 @@
 """Examined code sees what it writes, and what existed before stays as it is: path, content, times, mode and inode."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 `python test_doctor_forks.py FOLDER` runs them in forks of itself and as usual, and prints how they end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

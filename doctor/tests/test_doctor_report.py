@@ -1,7 +1,5 @@
 """The report in each of its forms: text, JSON, SARIF, GitHub's annotations and comments, JUnit and the page."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

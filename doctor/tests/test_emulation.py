@@ -1,7 +1,5 @@
 """Code for GPUs runs on emulated ones, and computes what it would compute on real ones."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import os

@@ -1,7 +1,5 @@
 """The pages of the documentation: their commands, settings, recipes and example do what they say."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

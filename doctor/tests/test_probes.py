@@ -1,7 +1,5 @@
 """What the probes record of real calls of the standard library, and what they leave out."""
 
-from __future__ import annotations
-
 import builtins
 import csv
 import io

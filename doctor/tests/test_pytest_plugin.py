@@ -1,7 +1,5 @@
 """The doctor in pytest: the marker and `examine_command`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ddp-doctor --read`: each pattern finds its fault, and is silent in the nearest healthy program; nothing is run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

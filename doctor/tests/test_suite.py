@@ -1,7 +1,5 @@
 """The planted faults are found with their codes; healthy projects and programs of installed packages have none."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """`ddp-doctor watch` finds faults that begin in the middle of a run, and never changes or ends it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Programs that start their ranks, and make their batches, in many ways are compared with one process."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -3,8 +3,6 @@
 python -m lit_mnist.engines.accelerate --devices 2
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import nullcontext
 from typing import Any

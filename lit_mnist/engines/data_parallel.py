@@ -7,8 +7,6 @@ alone, and keeps the running statistics of the first. On a CPU, nn.DataParallel 
 are those of one process.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.nn.functional as F

@@ -3,8 +3,6 @@
 python -m lit_mnist.engines.fabric --devices 2
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

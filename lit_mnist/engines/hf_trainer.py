@@ -3,8 +3,6 @@
 python -m lit_mnist.engines.hf_trainer --devices 2
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

@@ -9,8 +9,6 @@ less than twice the gradient. On up to two ranks, the weights are bit-identical 
 rounded in another order.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

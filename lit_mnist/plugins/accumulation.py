@@ -1,7 +1,5 @@
 """Exact gradient accumulation in the last window of an epoch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

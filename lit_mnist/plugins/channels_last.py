@@ -1,7 +1,5 @@
 """The channels-last memory format."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Checkpoint files that are whole or not there, verified, and that execute nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Evaluation and prediction that do not depend on the number of ranks, and that say where they do."""
 
-from __future__ import annotations
-
 import copy
 import io
 import os

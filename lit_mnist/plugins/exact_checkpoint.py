@@ -1,7 +1,5 @@
 """A resume that ends with the weights of an uninterrupted run, for any module and data, under any Trainer."""
 
-from __future__ import annotations
-
 import io
 import math
 import random

@@ -1,7 +1,5 @@
 """Which rank failed, and in which step."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Ends a training whose loss or gradient is infinite or NaN, on all ranks together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -5,8 +5,6 @@ kernels of batch norm (sync_batch_norm.py, whose tests compare with torch's), an
 sampler (evaluation.py, whose tests count each sample).
 """
 
-from __future__ import annotations
-
 from lightning.pytorch import Trainer
 
 

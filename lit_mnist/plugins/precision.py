@@ -1,7 +1,5 @@
 """The choice of the precision, and real float16 on CPUs."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 from typing import Any, Literal

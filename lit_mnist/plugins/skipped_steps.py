@@ -1,7 +1,5 @@
 """A learning-rate schedule that counts the optimizer steps that were made."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stopping all ranks at one step, with a checkpoint."""
 
-from __future__ import annotations
-
 import signal
 from types import FrameType
 from typing import Any

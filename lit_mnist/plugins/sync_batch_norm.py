@@ -1,7 +1,5 @@
 """Batch norm over the samples of all ranks, on GPUs and on CPUs."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from typing import TYPE_CHECKING, Any

@@ -4,8 +4,6 @@ A recipe has the pair's name, runs in the folder in which the files of one commi
 `assert_same_on_ranks`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Sequence

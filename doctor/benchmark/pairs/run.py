@@ -1,7 +1,5 @@
 """Tries the doctor on bugs that projects had, before and after their fix, and writes the table of pairs.md."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

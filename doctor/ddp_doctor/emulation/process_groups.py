@@ -1,7 +1,5 @@
 """Process groups that ask for NCCL, and get gloo, with what NCCL supports beyond it, and SyncBatchNorm on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

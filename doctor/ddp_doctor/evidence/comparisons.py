@@ -1,7 +1,5 @@
 """The stages that compare several ranks with one process: training steps, evaluation and prediction."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.communication import own_weights
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import owned

@@ -3,8 +3,6 @@
 A check names these in `NEEDS`: the first of them that is not met is why it is not made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 

@@ -11,8 +11,6 @@ A check is a module, whose name begins with its code, with
     read(file)          yields what looks like the fault in a `source.file.SourceFile`; optional
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from functools import cache

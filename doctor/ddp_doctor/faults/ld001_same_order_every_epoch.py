@@ -1,7 +1,5 @@
 """LD001: every epoch has the same order."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

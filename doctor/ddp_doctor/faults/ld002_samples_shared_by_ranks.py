@@ -1,7 +1,5 @@
 """LD002: ranks train on the same samples."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import contents, divides_batches, first_pass, indices_known, leak, training_epochs
 from ddp_doctor.evidence.requirements import communicating, need, training_indices, unmet

@@ -1,7 +1,5 @@
 """LD003: a stream repeats on ranks or workers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """LD004: the sampler is replaced or split twice."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, contents, indices_known, names, training_epochs
 from ddp_doctor.evidence.requirements import training_indices, unmet

@@ -1,7 +1,5 @@
 """LD005: the split differs between ranks."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import evaluation_epochs, leak, select_differently, training_epochs
 from ddp_doctor.evidence.requirements import communicating, evaluation, training_loader, unmet

@@ -1,7 +1,5 @@
 """LD007: augmentations repeat."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, calls_of
 from ddp_doctor.evidence.requirements import training_loader

@@ -1,7 +1,5 @@
 """LD008: all ranks draw the same random numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """LD010: parameters were changed after the wrap."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, wrapped

@@ -1,7 +1,5 @@
 """LD011: one rank clips or steps differently."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.decisions import different_metrics, stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, own_clip, skipping_rank

@@ -1,7 +1,5 @@
 """LD012: batch norm depends on the number of ranks."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import without_batch_norm
 from ddp_doctor.evidence.requirements import batch_norm, compared_at_once

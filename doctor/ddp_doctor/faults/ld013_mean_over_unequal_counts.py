@@ -1,7 +1,5 @@
 """LD013: a mean over unequal counts."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
 from ddp_doctor.evidence.requirements import compared_at_once

@@ -1,7 +1,5 @@
 """LD014: the gradient has the wrong scale."""
 
-from __future__ import annotations
-
 from math import isclose
 
 from ddp_doctor.evidence.evidence import Evidence

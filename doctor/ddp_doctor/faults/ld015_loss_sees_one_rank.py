@@ -1,7 +1,5 @@
 """LD015: the loss sees the samples of one rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ddp_doctor.evidence.derivative import THRESHOLD, measure

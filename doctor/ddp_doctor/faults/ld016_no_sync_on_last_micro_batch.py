@@ -1,7 +1,5 @@
 """LD016: no_sync covers the last micro-batch."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, later_divergence
 from ddp_doctor.evidence.requirements import averages_gradients, need, wrapped

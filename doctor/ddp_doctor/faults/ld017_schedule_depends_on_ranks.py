@@ -1,7 +1,5 @@
 """LD017: the schedule depends on the number of ranks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

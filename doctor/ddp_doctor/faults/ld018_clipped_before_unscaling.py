@@ -1,7 +1,5 @@
 """LD018: gradients are clipped before they are unscaled."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """LD019: the optimizer lacks parameters."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import two_steps
 from ddp_doctor.findings import Finding, fault, listed, note

@@ -1,7 +1,5 @@
 """LD020: gradients are never cleared."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """LD021: the model trains in evaluation mode."""
 
-from __future__ import annotations
-
 from itertools import permutations, takewhile
 
 from ddp_doctor.evidence.evidence import Evidence

@@ -1,7 +1,5 @@
 """LD022: dropout is active in evaluation."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """LD023: validation counts samples twice."""
 
-from __future__ import annotations
-
 import linecache
 from pathlib import Path
 

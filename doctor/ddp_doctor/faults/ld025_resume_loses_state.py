@@ -1,7 +1,5 @@
 """LD025: a resumed run loses state."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

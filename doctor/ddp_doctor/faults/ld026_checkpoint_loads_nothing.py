@@ -1,7 +1,5 @@
 """LD026: a checkpoint loads nothing."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event
 from ddp_doctor.findings import Finding, fault, listed, not_reached

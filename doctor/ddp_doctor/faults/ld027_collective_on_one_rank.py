@@ -1,7 +1,5 @@
 """LD027: a collective runs on one rank only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ddp_doctor.evidence.decisions import stopping_decision

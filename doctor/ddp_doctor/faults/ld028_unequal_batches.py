@@ -1,7 +1,5 @@
 """LD028: ranks have unequal numbers of batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ddp_doctor.evidence.evidence import Evidence

@@ -1,7 +1,5 @@
 """LD029: parameters are not used by the loss."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import wrapped
 from ddp_doctor.findings import Finding, fault, listed

@@ -1,7 +1,5 @@
 """LD030: predictions are partial or out of order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ddp_doctor.evidence.evidence import Evidence

@@ -1,7 +1,5 @@
 """LD031: the graph of each step is kept."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """LD032: ranks write one file, or do not end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

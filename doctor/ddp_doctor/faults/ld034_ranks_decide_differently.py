@@ -1,7 +1,5 @@
 """LD034: ranks decide differently."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.communication import averaged_weights
 from ddp_doctor.evidence.decisions import STEPS, decisions, different_metrics
 from ddp_doctor.evidence.evidence import Evidence

@@ -1,7 +1,5 @@
 """LD035: a frozen batch norm still updates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence

@@ -1,7 +1,5 @@
 """LD036: ranks have different weights, or others than one process, and no other check knows why."""
 
-from __future__ import annotations
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, later_divergence, loss_place
 from ddp_doctor.evidence.order import names

@@ -1,7 +1,5 @@
 """A copy of the current folder for a run, where the kernel permits no private view; it denies writes elsewhere."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Calls of the Linux kernel that Python 3.11 lacks."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

@@ -4,8 +4,6 @@ A process of the doctor makes the view, and the ranks of the run enter it. It en
 has to be undone if the doctor is killed.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """Chooses how the runs of an examination are kept from the user's files, and removes what they wrote."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

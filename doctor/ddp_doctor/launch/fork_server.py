@@ -4,8 +4,6 @@ Each rank has its own interpreter, with another PYTHONHASHSEED, as separately st
 is imported in the fork, so each run starts afresh. The requests and answers come through a connection.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Trains a LightningModule as its user's script would: with a stock Trainer, from its last checkpoint if it has one."""
 
-from __future__ import annotations
-
 import importlib
 from contextlib import suppress
 from pathlib import Path

@@ -7,8 +7,6 @@ A new interpreter asks for a fork. It stays, with its process ID, until the prog
 with the same exit code. Whatever is unusual, the program is run in the new interpreter.
 """
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import fcntl

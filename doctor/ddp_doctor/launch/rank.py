@@ -1,7 +1,5 @@
 """One rank of a run: installs the probes, runs what is examined as its user would, and writes the record."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

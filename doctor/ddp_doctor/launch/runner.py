@@ -1,7 +1,6 @@
 """Runs modules and functions in an interpreter per rank, and commands, which start their ranks themselves."""
 
-from __future__ import annotations
-
+import importlib
 import itertools
 import os
 import re
@@ -19,12 +18,11 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, cast
 
-from ddp_doctor.errors import InputError
+from ddp_doctor.errors import DoctorError, InputError
 from ddp_doctor.files.protection import Protection
-from ddp_doctor.probes.install import STOP, WRITTEN
 from ddp_doctor.processes import check_signals
 from ddp_doctor.records.run import Run, load_run
-from ddp_doctor.records.spec import Spec, Target
+from ddp_doctor.records.spec import STOP, WRITTEN, Spec, Target
 
 # Seconds that the other ranks may still run after one has failed, and in which they write their records at a timeout.
 _GRACE = _SECONDS_TO_RECORD = 5.0
@@ -34,7 +32,6 @@ _OF_A_GPU = re.compile(r"cuda|gpu|nccl|accelerator", re.IGNORECASE)
 # Lines of a traceback, with its message.
 _LAST_LINES = 4
 _PRELOADED = ("torch", "torch.distributed", "torch.utils.data", "ddp_doctor.probes.install")
-# Without libraries that keep functions of torch under names of their own, which the probes would not replace.
 _OF_COMMAND = (*_PRELOADED, "torch._dynamo", "torch.distributed.run", "ddp_doctor.launch.starters")
 
 
@@ -56,7 +53,8 @@ class Interpreter:
         }
         self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ddp_doctor.launch.fork_server", str(theirs.fileno())],
+            # Without the current folder, in which files of the user may have the names of libraries.
+            [sys.executable, "-P", "-m", "ddp_doctor.launch.fork_server", str(theirs.fileno())],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -79,11 +77,14 @@ class Interpreter:
         """Returns the next answer.
 
         Raises:
-            RuntimeError: There is none in time.
+            DoctorError: The interpreter was lost.
         """
-        if not self.answers(300.0):
-            raise RuntimeError("An interpreter of the doctor does not answer.")
-        return cast(dict[str, Any], self._connection.recv())
+        while not self.answers(1.0):
+            check_signals()
+        try:
+            return cast(dict[str, Any], self._connection.recv())
+        except EOFError as error:
+            raise DoctorError("A process of the doctor was killed, perhaps for want of memory.") from error
 
     def answers(self, timeout: float) -> bool:
         """Returns whether an answer comes within some seconds."""
@@ -105,15 +106,14 @@ class Runner:
     def __init__(self, target: Target, devices: int, folder: Path, protection: Protection) -> None:
         self.folder, self.protection, self.command = folder, protection, target.command
         self.interpreters = [Interpreter(rank, folder) for rank in range(2 if self.command else devices)]
-        # The first starts a command as it is, while the second imports torch, for forks.
-        for interpreter in self.interpreters[bool(self.command) :]:
-            interpreter.preload(_OF_COMMAND if self.command else _PRELOADED)
+        self.preload(_OF_COMMAND if self.command else _PRELOADED)
         self.forks = False
         self._numbers = itertools.count()
 
     def preload(self, names: Sequence[str]) -> None:
-        """Imports libraries before further runs, which then need not; a command starts new interpreters."""
-        for interpreter in () if self.command else self.interpreters:
+        """Imports libraries before further runs, which then need not."""
+        # The first interpreter of a command starts it as it is, in new ones.
+        for interpreter in self.interpreters[bool(self.command) :]:
             interpreter.preload(names)
 
     def run(self, spec: Spec) -> Run:
@@ -144,6 +144,8 @@ class Runner:
             environment = {**own, **gpus, **guarded["environment"]}
             running[int(interpreter.ask({**request, "environment": environment})["pid"])] = interpreter
         begun = time.monotonic()
+        # While they run: it reads their records.
+        importlib.import_module("torch")
         # Of a repetition, only the records count. A command does not end of itself as soon as the numbers are recorded.
         at_once = not self.command or spec.purpose == "numbers" or spec.interventions
         codes, hung = _wait(running, spec.world_size, folder, timeout, 0.0 if at_once else _GRACE_OF_COMMAND)

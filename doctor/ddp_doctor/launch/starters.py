@@ -5,8 +5,6 @@ Covers `torch.multiprocessing`, torchrun's agent and what is built on it (`accel
 script starts by hand: those that are too many end before they take part.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import dataclasses

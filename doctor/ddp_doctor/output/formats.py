@@ -1,7 +1,5 @@
 """The report for others: JSON, SARIF, GitHub's annotations and comments, JUnit. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

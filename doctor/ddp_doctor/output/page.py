@@ -1,7 +1,5 @@
 """The report as one self-contained HTML page, without scripts and without network access."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from html import escape
 from math import isfinite, log10

@@ -1,7 +1,5 @@
 """The report as text for the terminal. Imports no torch."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Training of one rank while the others wait, such as that of a teacher: it is no part of what the ranks train."""
 
-from __future__ import annotations
-
 import json
 import time
 

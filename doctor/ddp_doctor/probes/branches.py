@@ -1,7 +1,5 @@
 """The branches that the user's code takes, and the numbers that its conditions read, on each rank."""
 
-from __future__ import annotations
-
 import ast
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Probe of functions: collectives, averages, gradient scaling and clipping, seeds, addresses."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import random

@@ -1,7 +1,5 @@
 """The generators of NumPy and Python: the global ones, and those that the program has created itself."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import random

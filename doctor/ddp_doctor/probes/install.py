@@ -1,7 +1,5 @@
 """Installs all probes in this process."""
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os
@@ -28,16 +26,12 @@ from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.trainers import TrainerProbe
 from ddp_doctor.probes.wrap import wrap
 from ddp_doctor.probes.written_files import SAVED, FileProbe
+from ddp_doctor.processes import children_of
 from ddp_doctor.records.recorder import Recorder, agreed
-from ddp_doctor.records.spec import Spec
+from ddp_doctor.records.spec import STOP, WRITTEN, Spec
 
-# Files in the folder of a run: a rank writes `done<R>` when it has recorded everything; the parent writes `stop` when
-# the time is over.
-STOP = "stop"
 # The ranks of a program that would train for long end after the step that is in this file.
 LAST_STEP = "last_step"
-# A rank has written this file with its number when it has recorded what it did until then.
-WRITTEN = "written"
 _MOST_STEPS, _MOST_SECONDS = 50, 15.0
 # Libraries that are imported before the processes of later runs are forked.
 _LIBRARIES = {"lightning.pytorch", "torchvision", "torchmetrics", "transformers", "accelerate", "pandas", "sklearn"}
@@ -207,7 +201,8 @@ class Probes:
         while not (folder / STOP).exists():
             time.sleep(0.1)
         rank = self.recorder.rank
-        if not (folder / f"done{rank}").exists():
+        # The process that has started the ranks is none of them.
+        if not (folder / f"done{rank}").exists() and (self.recorder.active or not children_of(os.getpid())):
             with (folder / f"stack{rank}.txt").open("a") as file:
                 faulthandler.dump_traceback(file)
             self.recorder.write()

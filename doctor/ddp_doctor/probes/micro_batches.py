@@ -1,7 +1,5 @@
 """What one process gets of the ranks: their batches joined, or the inputs of each of their micro-batches in turn."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress

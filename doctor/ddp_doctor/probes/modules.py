@@ -1,7 +1,5 @@
 """Probes of the modules: modes, outputs, DistributedDataParallel, batch norm, state that is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 

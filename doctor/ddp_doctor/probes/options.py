@@ -1,7 +1,5 @@
 """Probe of the options with which a program resumes, and their use after a restart."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """Probe of the numbers that the program reports: printed, logged, or written as text, JSON, CSV or for TensorBoard."""
 
-from __future__ import annotations
-
 import builtins
 import csv
 import json

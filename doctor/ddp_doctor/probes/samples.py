@@ -1,7 +1,5 @@
 """The data sets and samplers of the loaders: what their indices mean, and how the workers are seeded."""
 
-from __future__ import annotations
-
 import functools
 import json
 import time

@@ -1,7 +1,5 @@
 """Probe of the state that changes in training, and of what the program saves of it."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Probes of the optimizers: gradients of this rank, applied gradients, weights, and learning rates of each step."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from contextlib import suppress

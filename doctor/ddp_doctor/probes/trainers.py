@@ -1,7 +1,5 @@
 """Probe of Lightning's Trainer: it ends its epochs early by itself, and what it logs and predicts is recorded."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import suppress

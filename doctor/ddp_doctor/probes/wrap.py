@@ -1,7 +1,5 @@
 """Wrappers around functions and methods of libraries."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable
@@ -33,8 +31,8 @@ def _wrapped(original: Any, around: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap_everywhere(name: str, original: Any, around: Callable[..., Any]) -> None:
-    """Replaces a function in all modules of torch that have it."""
+    """Replaces a function in all modules that have it, apart from those of the doctor."""
     call = _wrapped(original, around)
     for key, module in list(sys.modules.items()):
-        if key.partition(".")[0] == "torch" and vars(module).get(name) is original:
+        if key.partition(".")[0] != "ddp_doctor" and getattr(module, "__dict__", {}).get(name) is original:
             setattr(module, name, call)

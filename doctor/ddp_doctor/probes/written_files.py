@@ -1,7 +1,5 @@
 """Probe of the files that a process writes and locks."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sys

@@ -1,7 +1,5 @@
 """What one process did, as events and tensors that the checks read after the run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

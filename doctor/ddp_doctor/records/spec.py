@@ -1,7 +1,5 @@
 """What one run of the examination shall do; the parent writes it, and each rank reads it. Imports no torch."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import sys
@@ -15,6 +13,9 @@ PACKAGE = str(Path(__file__).parents[1])
 _FILE = "spec"
 # The environment variable that names the folder of a run to the processes of a command.
 FOLDER = "DDP_DOCTOR_RUN"
+# Files in this folder: a rank writes `done<R>` when it has recorded everything; the parent writes `stop` when the time
+# is over, and the ranks then `written<R>` when they have recorded what they did until then.
+STOP, WRITTEN = "stop", "written"
 # The name of the generators that the program has created.
 OWN = "a generator that the program has created"
 # What follows the word of a number in parentheses.

@@ -1,7 +1,5 @@
 """Reads the files of programs, and what they import from the same project, for the patterns of the faults."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import os

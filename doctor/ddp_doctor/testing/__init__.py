@@ -7,8 +7,6 @@ def test_info_nce():
     assert_same_on_ranks(info_nce, model=Encoder, batch=batch, n=2)
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Computes a function on shards of a batch: on one process, and on several ranks, which are forks with gloo."""
 
-from __future__ import annotations
-
 import copy
 import os
 import random

@@ -1,7 +1,5 @@
 """Compares ranks with one process, and names what differs: by least squares, and by the derivative of the losses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import inf, isclose, isnan, nan
 

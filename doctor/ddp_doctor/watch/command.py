@@ -1,7 +1,5 @@
 """The command `ddp-doctor watch`. Imports no torch."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

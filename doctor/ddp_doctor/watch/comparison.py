@@ -1,7 +1,5 @@
 """Compares what the ranks of a run have recorded. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable

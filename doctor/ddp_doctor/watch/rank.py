@@ -1,7 +1,5 @@
 """The watch in a rank: what it records every few optimizer steps."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -11,8 +11,6 @@ another program of the table. A line of the old text that ends with `...` stands
 `FIRST ... LAST` for all that is between them. Each change is made to what those above it have left.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from dataclasses import dataclass

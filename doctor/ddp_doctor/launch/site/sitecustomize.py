@@ -3,8 +3,6 @@
 The doctor puts this folder first on PYTHONPATH. Python imports a module of this name at its start.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib.machinery
