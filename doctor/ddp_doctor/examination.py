@@ -171,6 +171,9 @@ class _Examination:
             told = "the code fails if its epochs are shortened, so whole epochs were run"
             whole = found._again("short epochs", told, {"whole_epochs": True})
             found = found if whole.failed or whole.evidence.failed("ranks", "single") else whole
+        runs = found.evidence.runs.values()
+        if not found.rejected and any(run.ended_early for run in runs) and not any(run.worked for run in runs):
+            found.rejected = InputError(f"{self.evidence.spec.target} {_NO_TRAINING}")
         if found.rejected:
             raise found.rejected
         return found
@@ -206,11 +209,7 @@ class _Examination:
             self.rejected = error
             return
         several = evidence.runs["ranks"]
-        if single.worked or several.worked:
-            return
-        if single.ended_early or several.ended_early:
-            self.rejected = InputError(f"{evidence.spec.target} {_NO_TRAINING}")
-        else:
+        if not (single.worked or several.worked):
             # Code that is made for several ranks fails on one process for another reason.
             self.error, self.hang = single.reason if several.hung else several.reason, ""
 

@@ -109,6 +109,12 @@ def test_the_report_is_written_as_text_json_and_page(capsys: Capture) -> None:
     assert all("LD001" in text for text in (told, Path("report.html").read_text()))
 
 
+def test_a_command_that_trains_nothing_is_rejected(capsys: Capture) -> None:
+    Path("evaluate.py").write_text("print('done')")
+    assert main(["--", "python", "evaluate.py"]) == 2
+    assert "has trained" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_new_baseline_accepts_what_was_found(capsys: Capture) -> None:
     assert main(["--only", "LD001", "--format", "github", "--write-baseline", "baseline.json", *EXAMPLE]) == 0

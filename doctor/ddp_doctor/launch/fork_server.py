@@ -78,6 +78,8 @@ def _wait_for_records(folder: Path) -> None:
     """Waits for the ranks that a command leaves behind: Lightning's rank 0 ends without waiting for the others."""
     ranks, latest = read(folder).world_size, time.monotonic() + _SECONDS_TO_RECORD
     while time.monotonic() < latest and children_of(os.getpid()) and len(list(folder.glob("done*"))) < ranks:
+        # One that has ended is among them until it is waited for.
+        os.waitpid(-1, os.WNOHANG)
         time.sleep(0.05)
 
 

@@ -47,12 +47,13 @@ class RankBatches:
     ) -> Any:
         """Returns a batch of the ranks in the structure of a template, concatenated.
 
-        Of other shapes, it is collated of the indices of all their samples, if that is possible.
+        Of other shapes, or with texts, it is collated of the indices of all their samples, if that is possible.
         """
         name = f"{loader}/{iteration}/{number}"
         keys = [key for key in self.tensors[0] if key.startswith(f"batch/{name}/")]
         shapes = [{tensors[key].shape[1:] for tensors in self.tensors if key in tensors} for key in keys]
-        if any(len(one) > 1 for one in shapes) and (found := self._collated(name, collate)) is not None:
+        collates = any(len(one) > 1 for one in shapes) or any(isinstance(leaf, str) for leaf in tree_leaves(template))
+        if collates and (found := self._collated(name, collate)) is not None:
             return found
         places = itertools.count()
 

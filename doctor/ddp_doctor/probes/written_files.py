@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddp_doctor.after_import import after_import
 from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.wrap import wrap_everywhere
 from ddp_doctor.records.recorder import Recorder, caller, is_called_by_user, user_place, user_stack
@@ -30,7 +31,17 @@ class FileProbe:
     def install(self) -> None:
         """Installs the probes."""
         wrap_everywhere("save", torch.save, self._on_save)
+        after_import({"safetensors.torch": self._watch_safetensors})
         sys.addaudithook(self._on_audit)
+
+    def _watch_safetensors(self, module: Any) -> None:
+        def around(original: Callable[..., Any], tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._on_save(original, tensors, filename, *args, **kwargs)
+
+        original = module.save_file
+        # The second is its name in the libraries of Hugging Face.
+        for name in ("save_file", "safe_save_file"):
+            wrap_everywhere(name, original, around)
 
     def _on_save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         content: dict[str, Any] = {}
