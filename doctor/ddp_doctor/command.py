@@ -34,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from ddp_doctor.watch.command import main as watch
 
             return watch(words[1:])
-        with recorded_signals():
-            return _run(parse(words))
+        return _run(parse(words))
     except DoctorError as error:
         print_text(str(error) if isinstance(error, StoppedError) else f"error: {error}", sys.stderr)
         return error.exit_code
@@ -51,6 +50,9 @@ def _run(request: argparse.Namespace) -> int:
         print_text(explain(request.explain))
         return 0
     check_request(request)
+    if request.write_baseline:
+        # What it accepts is written, too.
+        request.baseline = ""
     # --json may write to the same file.
     before = read_report(request.before) if request.before else None
     if request.read:
@@ -65,7 +67,8 @@ def _run(request: argparse.Namespace) -> int:
     from ddp_doctor.examination import examine
 
     options = {name: getattr(request, name) for name in signature(examine).parameters if name != "on_stage"}
-    report = examine(**options, on_stage=lambda name: print_text(f"stage: {name}", stream))
+    with recorded_signals():
+        report = examine(**options, on_stage=lambda name: print_text(f"stage: {name}", stream))
     return _finish(report, request, before)
 
 

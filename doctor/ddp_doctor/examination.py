@@ -171,8 +171,8 @@ class _Examination:
             told = "the code fails if its epochs are shortened, so whole epochs were run"
             whole = found._again("short epochs", told, {"whole_epochs": True})
             found = found if whole.failed or whole.evidence.failed("ranks", "single") else whole
-        runs = found.evidence.runs.values()
-        if not found.rejected and any(run.ended_early for run in runs) and not any(run.worked for run in runs):
+        last = found.evidence.runs.values()
+        if not found.rejected and any(run.ended_early for run in last) and not any(run.worked for run in last):
             found.rejected = InputError(f"{self.evidence.spec.target} {_NO_TRAINING}")
         if found.rejected:
             raise found.rejected
@@ -181,7 +181,8 @@ class _Examination:
     @property
     def failed(self) -> bool:
         """Whether the first runs leave nothing to compare."""
-        return bool(self.rejected or self.error or self.evidence.runs["single"].hung)
+        hung = self.evidence.runs["single"].hung and not self.evidence.worked("ranks")
+        return bool(self.rejected or self.error or hung)
 
     def _again(self, name: str, outcome: str, changes: dict[str, Any]) -> _Examination:
         """Returns another attempt, with a changed specification."""
@@ -215,16 +216,16 @@ class _Examination:
 
     def _single(self) -> str:
         run = self.evidence.run("single", world_size=1)
-        if run.hung:
+        if run.hung and not self.evidence.worked("ranks"):
             # Without a record of any rank there are no stacks, but it hung.
             self.hang = run.stacks or f"No rank has written a record.\n{run.ranks[0].output[-2000:]}"
             return "it hung"
         if run.errors and run.errors[0]["input"]:
             raise InputError(run.errors[0]["message"])
-        if run.errors or run.lost:
+        if not run.worked:
             # Code that is made for several ranks may run on these.
             return f"it fails on one process ({run.short_reason}), so several ranks cannot be compared with it"
-        self.evidence.runner.preload(run.ranks[0].end["libraries"])
+        self.evidence.runner.preload(*run.ranks[0].end["imported"])
         steps = run.ranks[0].of_kind("step")
         if not steps and not run.ranks[0].of_kind("epoch"):
             raise InputError(
@@ -245,7 +246,7 @@ class _Examination:
         if not run.worked:
             self.hang = run.stacks or "No rank has written a record."
             return "a rank hung" if run.hung else f"it fails on several ranks: {run.short_reason}"
-        self.evidence.runner.preload(run.ranks[0].end["libraries"])
+        self.evidence.runner.preload(*run.ranks[0].end["imported"])
         counts = [len(rank.of_kind("step")) for rank in run.ranks]
         taken = counts if len(set(counts)) > 1 else counts[0]
         return f"{taken} optimizer steps on each of {len(counts)} ranks"

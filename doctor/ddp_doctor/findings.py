@@ -43,7 +43,7 @@ class Finding:
         message: One or two sentences with the evidence: what was observed, on which rank, by how much.
         step: Optimizer step (from 0) in which it was first seen; None if it belongs to no step.
         tensor: Name of the parameter, module or metric; empty if there is none.
-        amount: The measured number, with its meaning, such as `2.4e-2 of the update`; empty if there is none.
+        amount: The measured number, with its meaning, such as `2.4e-2 of the gradient`; empty if there is none.
         place: The user's `file:line in function`; empty if it is not known.
         proof: What the intervention showed, such as `with synchronized batch norm the difference falls from 2.4e-02 to
             1.1e-15`; empty if there was none.
@@ -110,8 +110,8 @@ class Stage:
     """One stage of the examination.
 
     Attributes:
-        name: Such as `determinism`.
-        outcome: One sentence, such as `two runs gave bit-identical weights`.
+        name: Such as `several ranks`.
+        outcome: What was seen, such as `6 optimizer steps on each of 2 ranks`.
         seconds: How long it took.
     """
 

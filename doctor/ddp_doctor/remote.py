@@ -48,6 +48,8 @@ def watch(tell: Callable[[str], Any]) -> None:
             host, port = args[1][:2]
             if isinstance(host, str) and not host.startswith(_LOCAL):
                 tell(f"{getattr(asked, 'host', None) or host}:{port}")
+                # The next connection may name an address.
+                asked.host = None
 
     sys.addaudithook(on_event)
     after_import({"huggingface_hub.hf_api": _refuse_uploads})

@@ -140,7 +140,7 @@ def test_a_signal_reaches_the_command() -> None:
 
 def record(step: int, **changes: Any) -> str:
     values = {"optimizer": 0, "step": step, "lr": [0.1], "eval": False, "epochs": []}
-    first = {"names": ["a", "b"], "wrapped": True, "sharded": False, "group": 1} if step == 0 else {}
+    first = {"names": ["a", "b"], "wrapped": True, "sharded": False} if step == 0 else {}
     return json.dumps({**values, "weights": [1, 2], **first, **changes}) + "\n"
 
 

@@ -19,6 +19,7 @@ from torch.utils import _device
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ddp_doctor.probes.wrap import wrap
+from ddp_doctor.torch_internals import tree_map
 
 CPU = torch.device("cpu")
 _in_memory: Any = torch.Tensor.device.__get__
@@ -253,7 +254,8 @@ def _load(original: Callable[..., Any], f: Any, map_location: Any = None, *args:
     # The files of other machines may name their GPUs.
     known = named(map_location)
     place = map_location if known is not None and known.type not in {"cpu", "cuda"} else CPU
-    return original(f, place, *args, **kwargs)
+    loaded = original(f, place, *args, **kwargs)
+    return tree_map(lambda tensor: gpus.place(tensor, CPU), loaded) if known == CPU else loaded
 
 
 class Generator(_Generator):  # type: ignore[misc]

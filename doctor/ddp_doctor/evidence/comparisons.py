@@ -1,4 +1,4 @@
-"""The stages that compare several ranks with one process: training steps, evaluation and prediction."""
+"""The stage that compares the training steps of several ranks with those of one process."""
 
 from ddp_doctor.evidence.communication import own_weights
 from ddp_doctor.evidence.evidence import Evidence

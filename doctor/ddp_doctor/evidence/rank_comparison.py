@@ -1,4 +1,4 @@
-"""Compares two real ranks with one process that was given their batches, random draws and initial weights."""
+"""Compares ranks with one process that was given their batches, random draws and initial weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Weights = tuple[tuple[float, ...], float]
 
 @dataclass(frozen=True)
 class RankComparison:
-    """How two ranks differ from one process with the same samples.
+    """How ranks differ from one process with the same samples.
 
     Attributes:
         difference: Largest difference of a gradient that an optimizer got, divided by the largest gradient, in the

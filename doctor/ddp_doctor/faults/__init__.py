@@ -4,7 +4,7 @@ A check is a module, whose name begins with its code, with
     TITLE, CAUSE, FIX   texts; TITLE has at most nine words
     WRONG               code that has the fault, a few lines
     THREADS             `owner/repository#number` or addresses where others reported the fault, or the closest one
-    NUMERIC             whether it needs the comparison with one process, unlike a structural check; optional
+    NUMERIC             if it compares numbers, and so is no structural check; optional
     NEEDS               what must have been observed, or the check is not made (`evidence.requirements`); optional
     EXPLAINS            `gradients` or `weights` if a finding says why these differ, so that LD036 is silent; optional
     check(evidence)     returns its findings; none if all is well

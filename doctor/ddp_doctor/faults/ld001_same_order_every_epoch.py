@@ -8,7 +8,7 @@ from itertools import pairwise
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, samples_of
 from ddp_doctor.evidence.requirements import need, training_loader
-from ddp_doctor.findings import Finding, fault, not_reached
+from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 from ddp_doctor.source.file import Likely, SourceFile, keyword
 
@@ -54,7 +54,9 @@ def check(evidence: Evidence) -> list[Finding]:
             continue
         owner = event["set_epoch"][0]
         run = evidence.run("set_epoch", interventions={"set_epoch": True})
-        if not run.worked or _same_order(run.ranks[rank.rank]) is not None:
+        if not run.worked:
+            return [cannot_tell(f"Two epochs have one order, but the run with set_epoch failed: {run.short_reason}")]
+        if _same_order(run.ranks[rank.rank]) is not None:
             return []
         called = bool(rank.of_kind("set_epoch"))
         what = f"set_epoch of the {owner} gets the same number" if called else f"nothing calls set_epoch of the {owner}"
@@ -63,7 +65,9 @@ def check(evidence: Evidence) -> list[Finding]:
         if called and not evidence.spec.whole_epochs:
             # The code calls set_epoch, perhaps where its own epochs end, and these were shortened.
             whole = evidence.run("whole epochs", whole_epochs=True)
-            if not whole.worked or _same_order(whole.ranks[rank.rank]) is None:
+            if not whole.worked:
+                return [cannot_tell(f"Two epochs have one order, but whole epochs failed: {whole.short_reason}")]
+            if _same_order(whole.ranks[rank.rank]) is None:
                 return []
         return [fault(message, event["step"], place=event["place"], proof=proof)]
     return []

@@ -2,7 +2,7 @@
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, calls_of
-from ddp_doctor.evidence.requirements import training_loader
+from ddp_doctor.evidence.requirements import need, training_loader
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 
@@ -58,4 +58,8 @@ def _random_data(evidence: Evidence) -> Finding | None:
     return training_loader(evidence) or not_reached("No data set is random.")
 
 
-NEEDS = (_random_data,)
+_workers_load = need(
+    lambda evidence: any(event["workers"] for rank in evidence.ranks for event in rank.training_epochs),
+    not_reached("No loader that is trained on has workers."),
+)
+NEEDS = (_random_data, _workers_load)

@@ -79,8 +79,10 @@ def _by_rates(evidence: Evidence, record: RankRecord, count: int) -> list[Findin
     one = evidence.single
     ours, short = _of_first_epoch(record), _of_first_epoch(one) if one else {}
     changing = [number for number in ours if len({*ours[number]}) > 1 or len({*short.get(number, ())}) > 1]
-    if one is None or not changing:
+    if not changing:
         return []
+    if one is None:
+        return [cannot_tell("The program did not run on one process, so its rates there are not known.")]
     # One process comes to the samples of the ranks after as many times more steps.
     most = min(len(_first_epoch(record)), _MOST_STEPS) * count**2 + 2
     if len(_first_epoch(one)) < most:

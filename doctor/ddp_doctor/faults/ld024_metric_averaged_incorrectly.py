@@ -171,9 +171,8 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     fixed: dict[str, Any] = {"same_seed": True, "interventions": {"still": True}}
     one = evidence.run("fixed weights on one process", world_size=1, **fixed)
     several = evidence.run("fixed weights", **fixed)
-    for run in (one, several):
-        if not run.worked:
-            return [], f"The metrics of unchanged weights were not compared: {run.short_reason}"
+    if failed := [run.short_reason for run in (one, several) if not run.worked]:
+        return [], f"The metrics of unchanged weights were not compared: {failed[0]}"
     weights = [set(_weights(run.ranks[0], loaders)) for run in (one, several)]
     # One process may call a part of the module that the ranks call.
     if not (weights[0] <= weights[1] or weights[1] <= weights[0]):
@@ -182,6 +181,8 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
         return [], "The metrics were not compared: one process does not evaluate all samples."
     alone, ours = _numbers(one.ranks[0]), _numbers(several.ranks[0])
     known = (ours.keys() & alone.keys()) - {key for rank in several.ranks[1:] for key in _numbers(rank)}
+    if not known:
+        return [], "Rank 0 alone reports no number that one process reports as well, so no metric was compared."
     differ = _differing(ours, alone, known)
     if differ:
         # A time, for example, differs between two runs of the same ranks as well.

@@ -42,7 +42,7 @@ def check(evidence: Evidence) -> list[Finding]:
             continue
         counts = ", ".join(f"{count} on rank {rank.rank}" for count, rank in zip(known, ranks, strict=True))
         message = f"Epoch {events[0].get('epoch', 0)} has unequal numbers of batches: {counts}."
-        where = min(known), "", counts, events[0]["place"]
+        where = None, "", counts, events[0]["place"]
         ended = _ended(ranks)
         if not ended and max(known) <= _MOST_BATCHES:
             seconds = min(evidence.spec.timeout, _SECONDS + 2 * evidence.runs["ranks"].seconds)

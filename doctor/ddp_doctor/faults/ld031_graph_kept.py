@@ -58,7 +58,9 @@ def check(evidence: Evidence) -> list[Finding]:
     """Finds graphs of earlier steps that live tensors keep, in growing number."""
     for record in (record for record in evidence.trained if _grows(_nodes(record))):
         longer = evidence.run("graphs of longer epochs", steps=_LONGER * evidence.spec.steps)
-        counts = _nodes(longer.ranks[record.rank]) if longer.worked else []
+        if not longer.worked:
+            return [cannot_tell(f"The graphs grow, but the run of longer epochs failed: {longer.short_reason}")]
+        counts = _nodes(longer.ranks[record.rank])
         if _grows(counts):
             nodes = ", ".join(map(str, counts[0][:6]))
             message = f"Rank {record.rank} keeps the graphs of earlier steps, which begin with {nodes} ... graph nodes."

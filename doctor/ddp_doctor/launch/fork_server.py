@@ -16,6 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ddp_doctor.files import folder_copy, private_view
 from ddp_doctor.launch import program_forks
@@ -37,9 +38,10 @@ def main() -> None:
     with suppress(EOFError):
         while True:
             request = connection.recv()
-            for name in request.get("preload", ()):
-                with suppress(Exception):
-                    importlib.import_module(name)
+            with mock.patch.dict(os.environ, request.get("variables", {})):
+                for name in request.get("preload", ()):
+                    with suppress(Exception):
+                        importlib.import_module(name)
             if "view" in request:
                 connection.send(private_view.make(*map(Path, request["view"])))
             if "folder" in request:

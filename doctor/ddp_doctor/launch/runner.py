@@ -64,9 +64,9 @@ class Interpreter:
         )
         theirs.close()
 
-    def preload(self, names: Sequence[str]) -> None:
-        """Lets it import libraries meanwhile."""
-        self._connection.send({"preload": names})
+    def preload(self, names: Sequence[str], variables: dict[str, str]) -> None:
+        """Lets it import libraries meanwhile, with these environment variables."""
+        self._connection.send({"preload": names, "variables": variables})
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Returns the answer to a request, which comes after all imports."""
@@ -110,11 +110,11 @@ class Runner:
         self.forks = False
         self._numbers = itertools.count()
 
-    def preload(self, names: Sequence[str]) -> None:
-        """Imports libraries before further runs, which then need not."""
+    def preload(self, names: Sequence[str], variables: dict[str, str] | None = None) -> None:
+        """Imports libraries before further runs, which then need not, with the variables that the program has set."""
         # The first interpreter of a command starts it as it is, in new ones.
         for interpreter in self.interpreters[bool(self.command) :]:
-            interpreter.preload(names)
+            interpreter.preload(names, variables or {})
 
     def run(self, spec: Spec) -> Run:
         """Runs a specification to its end or timeout.

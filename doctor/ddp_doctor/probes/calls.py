@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import inspect
 import random
 import threading
 from collections.abc import Callable, Iterable
@@ -30,6 +31,7 @@ COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",
+    "all_to_all",
     "all_to_all_single",
     "broadcast",
     "broadcast_object_list",
@@ -108,7 +110,7 @@ class CallProbe:
                 direct=is_called_by_user(),
             )
             result = original(*args, **kwargs)
-            if tensors and tensors[0].numel() == 1 and not kwargs.get("async_op"):
+            if tensors and tensors[0].numel() == 1 and not (tensors[0].is_complex() or kwargs.get("async_op")):
                 event["value"] = float(tensors[0])
             # A library may wait in another way, as Join does.
             elif isinstance(result, dist.Work) and not aside and is_called_by_user():
@@ -133,13 +135,14 @@ class CallProbe:
                 self._begun.remove(begun)
 
     def _on_init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        backend = args[0] if args else kwargs.pop("backend", None)
+        given = {**dict(zip(inspect.signature(original).parameters, args, strict=False)), **kwargs}
+        backend = given.pop("backend", None)
         # NCCL needs a GPU, which may be an emulated one.
         if not torch.cuda.is_available():
             backend = "gloo" if backend is None or "nccl" in str(backend) else backend
-            kwargs.pop("device_id", None)
-        kwargs["timeout"] = datetime.timedelta(seconds=max(5.0, self.spec.timeout / 2))
-        original(backend, *args[1:], **kwargs)
+            given.pop("device_id", None)
+        given["timeout"] = datetime.timedelta(seconds=max(5.0, self.spec.timeout / 2))
+        original(backend, **given)
         self.recorder.rank = dist.get_rank()
         self.recorder.active = True
         self.recorder.add("init_process_group", direct=is_called_by_user(), world=dist.get_world_size())

@@ -56,6 +56,7 @@ class Probes:
         self.files = FileProbe(self.recorder, self.steps.state)
         self._started = False
         self._since = 0.0
+        self._environment = set(os.environ.items())
 
     def install(self) -> None:
         """Installs the probes, and seeds the generators differently on each rank."""
@@ -141,7 +142,7 @@ class Probes:
             reached_end=reached_end,
             shortened=self.loaders.shortened,
             failures=failures[:10],
-            libraries=sorted(_LIBRARIES & sys.modules.keys()),
+            imported=(sorted(_LIBRARIES & sys.modules.keys()), dict(os.environ.items() - self._environment)),
         )
         recorder.write()
 

@@ -51,6 +51,7 @@ class ShortEpoch(Iterator[Any]):
         self.loader, self.iteration = number, iteration
         probe.open.append(self)
         self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
+        self.samples = 0
         self.first_steps = 0
         self.lists, self.source = index_lists(iterator), loader
         probe.own.find()
@@ -115,6 +116,7 @@ class ShortEpoch(Iterator[Any]):
         event["at_step"] = generators()
         event["own_loading"] = sorted(probe.own.drawn(own))
         self.yielded += 1
+        self.samples += max(event["size"], 1)
         self.event["yielded"] = self.yielded
         if self.event["gradients"]:
             probe.first_batch()
@@ -184,7 +186,7 @@ class ShortEpoch(Iterator[Any]):
             return False
         if late:
             return self.yielded >= 1
-        return self.yielded >= spec.samples or sum(map(len, self.lists[: self.yielded])) >= spec.samples
+        return self.samples >= spec.samples
 
     def _record(self, batch: Any, states: dict[str, str]) -> dict[str, Any]:
         probe, recorder = self.probe, self.probe.recorder

@@ -91,7 +91,7 @@ save = torch.save
 @cache
 def is_user_file(path: str) -> bool:
     """Returns whether a path is a file of the user, not of a library or the doctor."""
-    return bool(path) and not path.startswith(("<", *_LIBRARIES))
+    return bool(path) and not path.startswith(("<", *(f"{folder}/" for folder in _LIBRARIES)))
 
 
 def frames() -> Iterator[FrameType]:

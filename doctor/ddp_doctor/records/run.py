@@ -15,9 +15,11 @@ from ddp_doctor.records.spec import PACKAGE, Spec
 
 # What a rank says when it has lost another one.
 _CONSEQUENCE = re.compile(r"(closed|reset) by peer|Broken pipe|gloo/transport|Timed out waiting|Connection refused")
+# What torchrun prints about a rank that has failed, after what the rank has printed.
+_AGENT = re.compile(r"^.*torch.distributed.elastic.multiprocessing.api", re.MULTILINE)
 # Where the folder of an examination has a copy of the current folder, under its absolute path; see `folder_copy`.
 COPY = Path("copy", "files")
-_NO_END = {"reached_end": False, "shortened": False, "failures": [], "libraries": []}
+_NO_END = {"reached_end": False, "shortened": False, "failures": [], "imported": ([], {})}
 
 
 @dataclass
@@ -98,8 +100,8 @@ class Run:
         return [rank.error for rank in self._by_cause() if rank.error]
 
     def _by_cause(self) -> list[RankRecord]:
-        """Returns the ranks, those that failed because another one was lost at the end."""
-        return sorted(self.ranks, key=lambda rank: bool(rank.error and _CONSEQUENCE.search(rank.error["message"])))
+        """Returns the ranks, those at the end that did not fail by themselves, or because another one was lost."""
+        return sorted(self.ranks, key=lambda rank: not rank.error or bool(_CONSEQUENCE.search(rank.error["message"])))
 
     @property
     def lost(self) -> list[RankRecord]:
@@ -220,7 +222,8 @@ def load_record(folder: Path, rank: int, code: int | None, part: str = "") -> Ra
     own, common, stack, lines = (_text(folder / name) for name in names)
     # The last line of a process that was killed may be incomplete.
     journal = [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith("\n")]
-    return RankRecord(rank, loaded["events"], loaded["tensors"], own or common, stack, code, journal)
+    output = _AGENT.split(own or common, maxsplit=1)[0]
+    return RankRecord(rank, loaded["events"], loaded["tensors"], output, stack, code, journal)
 
 
 def _text(path: Path) -> str:

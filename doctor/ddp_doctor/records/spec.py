@@ -69,7 +69,10 @@ class Spec:
         gpus: Number of GPUs that are emulated on the CPU; 0 if torch is as it is.
         real_gpus: Whether the code sees the GPUs of the machine.
         may_emulate: Whether GPUs may be emulated if the code needs one.
-        interventions: Names of fixes that are applied, with their values.
+        interventions: What else is changed, with its value. Fixes that are tried: `set_epoch`, `no_workers`,
+            `sync_batch_norm`, `find_unused`. Observation: `branches`. The reference: `ranks` (how many are joined) and
+            `micro_batches`. Unchanged weights for metrics: `still`, with `other_weights`, `perturb`, `factor`. Equal
+            draws: `seeds`. The derivative: `move`. A restart: `until_saved`, then `started_again` and `resume_by`.
     """
 
     target: Target

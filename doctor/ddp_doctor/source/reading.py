@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from ddp_doctor.accepted import accept_comments
+from ddp_doctor.accepted import accept_comments, place_of
 from ddp_doctor.errors import InputError
 from ddp_doctor.faults import load_checks
 from ddp_doctor.findings import CheckState, Finding, Report, Stage, Verdict
@@ -48,8 +48,7 @@ def read(paths: Sequence[str]) -> Report:
         ]
     finally:
         gc.enable()
-    order = list(Verdict)
-    findings.sort(key=lambda finding: (order.index(finding.verdict), finding.place))
+    findings.sort(key=lambda finding: place_of(finding) or ())
     seconds = time.monotonic() - begun
     stages = [Stage("reading", f"{len(files)} {'file' if len(files) == 1 else 'files'} read", seconds)]
     report = Report(" ".join(paths), 0, findings, stages, [*map(CheckState, readers)], seconds=seconds)

@@ -193,7 +193,8 @@ class Watch:
             rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK") or 0)
             # Unlike those of atexit, it is also called at the end of a process of multiprocessing.
             util.Finalize(None, self._end, exitpriority=100)
-            self._file = (self.folder / f"rank{rank}.jsonl").open("w", encoding="utf-8")
+            # Ranks may be started again.
+            self._file = (self.folder / f"rank{rank}.jsonl").open("a", encoding="utf-8")
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
