@@ -133,6 +133,17 @@ def test_a_program_that_does_not_end_well_is_reported(name, code, said):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_the_rank_that_hangs_under_torchrun_is_shown(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    Path("train.py").write_text("import os, test_odd_programs\ntest_odd_programs.hangs(int(os.environ['RANK']), 2)\n")
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
+    report = ddp_doctor.examine(command=command, only=["LD032"], timeout=20)
+    assert report.exit_code == 3
+    assert all(text in report.hang for text in ("Rank 1 waited or hung in step 1", "in wait", "Rank 0")), report.hang
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("name", "said"),

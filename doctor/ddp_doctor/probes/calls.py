@@ -1,9 +1,11 @@
 """Probe of functions: collectives, averages, gradient scaling and clipping, seeds, addresses."""
 
 import datetime
+import faulthandler
 import functools
 import inspect
 import random
+import signal
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -145,6 +147,9 @@ class CallProbe:
         original(backend, **given)
         self.recorder.rank = dist.get_rank()
         self.recorder.active = True
+        # As soon as a rank fails, torchrun ends those that hang.
+        self._stack = (self.recorder.folder / f"stack{self.recorder.rank}.txt").open("a")
+        faulthandler.register(signal.SIGTERM, self._stack, chain=True)
         self.recorder.add("init_process_group", direct=is_called_by_user(), world=dist.get_world_size())
 
     def _on_destroy(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
