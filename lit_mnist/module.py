@@ -96,12 +96,7 @@ class LitClassifier(LightningModule):
         """Returns the optimizer and its schedule, which is stepped after each optimizer step."""
         hp = self.hparams
         optimizer = make_optimizer(
-            self.net,
-            hp.optimizer,
-            lr=hp.lr,
-            momentum=hp.momentum,
-            nesterov=hp.nesterov,
-            weight_decay=hp.weight_decay,
+            self.net, hp.optimizer, lr=hp.lr, momentum=hp.momentum, nesterov=hp.nesterov, weight_decay=hp.weight_decay
         )
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = make_schedule(optimizer, hp.schedule, total_steps=steps, warmup=hp.warmup)

@@ -26,11 +26,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def checkpoint(step: int = 0, count: int = 1000) -> dict[str, Any]:
-    return {
-        "step": step,
-        "rest": [1, "x", None, b"2"],
-        "state_dict": {"weight": torch.full((count,), float(step))},
-    }
+    return {"step": step, "rest": [1, "x", None, b"2"], "state_dict": {"weight": torch.full((count,), float(step))}}
 
 
 def is_whole(path: Path) -> bool:

@@ -265,10 +265,7 @@ def test_metrics_do_not_depend_on_the_ranks(ranks: Ranks, devices: int, count: i
 
 @pytest.mark.parametrize(
     ("devices", "count", "batch_size", "names", "message"),
-    [
-        (3, 2, 4, (), "2 samples cannot be evaluated on 3 ranks"),
-        (2, 5, 1, ("count", "retrieval"), "RetrievalMAP"),
-    ],
+    [(3, 2, 4, (), "2 samples cannot be evaluated on 3 ranks"), (2, 5, 1, ("count", "retrieval"), "RetrievalMAP")],
 )
 def test_what_cannot_be_exact_is_rejected(
     ranks: Ranks, devices: int, count: int, batch_size: int, names: tuple[str, ...], message: str

@@ -310,8 +310,7 @@ def test_other_loaders(ranks, tmp_path, setting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "options"),
-    [(plain, {}), (plain, {"workers": 0}), (stream, {}), (stateful, {"module": Scheduled})],
+    ("setting", "options"), [(plain, {}), (plain, {"workers": 0}), (stream, {}), (stateful, {"module": Scheduled})]
 )
 def test_rejected_in_mid_epoch(ranks, tmp_path, setting, options) -> None:
     killed(ranks, tmp_path / "killed", 14, setting, **options)

@@ -228,9 +228,8 @@ class _Examination:
         self.evidence.runner.preload(*run.ranks[0].end["imported"])
         steps = run.ranks[0].of_kind("step")
         if not steps and not run.ranks[0].of_kind("epoch"):
-            raise InputError(
-                f"{self.evidence.spec.target} ended without training: it took no batch of a DataLoader and no step."
-            )
+            why = "no DataLoader gave a batch, and no optimizer of torch stepped"
+            raise InputError(f"{self.evidence.spec.target} ended without training: {why}.")
         return f"{steps[-1]['step'] + 1 if steps else 0} optimizer steps"
 
     def _several(self) -> str:

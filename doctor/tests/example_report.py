@@ -1,15 +1,6 @@
 """A report with every verdict, and one with text of the user's code that must not control a terminal or a page."""
 
-from ddp_doctor.findings import (
-    Accepted,
-    CheckState,
-    Comparison,
-    Files,
-    Finding,
-    Report,
-    Stage,
-    Verdict,
-)
+from ddp_doctor.findings import Accepted, CheckState, Comparison, Files, Finding, Report, Stage, Verdict
 
 HOSTILE = "\x1b[2J\x9b31m<script>alert(1)</script>\u202e[bold]{{ 1 }}\ud800"
 FAULT = Finding(

@@ -4,11 +4,10 @@ import ast
 
 import pytest
 from projects.cases import PROJECTS, Case
-from suite import EVERYTHING, INSTALLED, PAGE, examine_case, page_with, rows_of_page
+from suite import EVERYTHING, INSTALLED, examine_case
 
 from ddp_doctor.faults import load_checks
 
-# The comparison with one process, evaluation, and a communication hook.
 QUICK = ("ld013_padded_tokens",)
 
 
@@ -20,13 +19,6 @@ def test_exactly_the_planted_fault_is_found(case: Case) -> None:
     result = examine_case(case)
     listed = "\n".join(f"{found.code} {found.verdict.value}: {found.message}" for found in result.report.findings)
     assert result.is_right, f"expected {case.codes or 'no fault'}\n{listed}\n{result.report.error}{result.report.hang}"
-
-
-def test_an_examination_of_one_program_keeps_the_results_of_the_others() -> None:
-    rows, lines = rows_of_page(), PAGE.read_text().splitlines()
-    shown = page_with(rows).splitlines()
-    assert len(rows) > 100
-    assert all(row in lines and row in shown for row in rows.values())
 
 
 def test_each_program_differs_and_each_table_and_fault_has_one() -> None:

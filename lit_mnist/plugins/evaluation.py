@@ -185,11 +185,7 @@ class PredictionWriter(BasePredictionWriter):
         self.folder = folder
 
     def write_on_epoch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        predictions: Sequence[Any],
-        batch_indices: Sequence[Any],
+        self, trainer: Trainer, pl_module: LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
     ) -> None:
         """Writes the file on rank 0."""
         loaders = [predictions] if len(batch_indices) == 1 else predictions

@@ -64,10 +64,7 @@ def spread_non_finite(loss: torch.Tensor) -> None:
 
 
 def check_finite(
-    loss: torch.Tensor,
-    parameters: Iterable[torch.nn.Parameter],
-    step: int,
-    scaler: torch.amp.GradScaler | None = None,
+    loss: torch.Tensor, parameters: Iterable[torch.nn.Parameter], step: int, scaler: torch.amp.GradScaler | None = None
 ) -> None:
     """Checks a step before the optimizer uses the gradient. Every rank must call it.
 

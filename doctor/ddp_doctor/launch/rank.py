@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ def run_rank(folder: Path, spec: Spec) -> int:
     return 0
 
 
-def observe(folder: Path) -> None:
-    """Observes this Python process, which a command has started.
+def observe(folder: Path, environment: Mapping[str, str] = os.environ) -> None:
+    """Observes this Python process, which a command has started with these environment variables.
 
     The record is written when the process ends, if it has taken part in training.
     """
@@ -54,7 +54,7 @@ def observe(folder: Path) -> None:
         return
     from ddp_doctor.probes.install import Probes
 
-    probes = Probes(folder, spec)
+    probes = Probes(folder, spec, environment)
     probes.install()
 
     def on_exit() -> None:
@@ -87,6 +87,9 @@ def is_launcher(words: Sequence[str]) -> bool:
 
 def _prepare(spec: Spec) -> None:
     """Prepares torch, before anything else is installed: with emulated GPUs, or as it is."""
+    if known := sys.modules.get("lightning_utilities.core.rank_zero"):
+        # Lightning asks the environment when it is imported, which was before the fork.
+        known.rank_zero_only.rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
     if spec.gpus:
         from ddp_doctor.emulation.cuda import install
 

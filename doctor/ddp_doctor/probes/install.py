@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,10 @@ _LIBRARIES = {"lightning.pytorch", "torchvision", "torchmetrics", "transformers"
 
 
 class Probes:
-    """The probes of this process."""
+    """The probes of this process, whose environment was `environment` when it began."""
 
-    def __init__(self, folder: Path, spec: Spec) -> None:
-        self.spec = spec
+    def __init__(self, folder: Path, spec: Spec, environment: Mapping[str, str] = os.environ) -> None:
+        self.spec, self.environment = spec, set(environment.items())
         self.recorder = Recorder(folder)
         changes = spec.interventions
         ranks = records_of(Path(spec.feed), int(changes["ranks"])) if spec.feed else []
@@ -56,7 +57,6 @@ class Probes:
         self.files = FileProbe(self.recorder, self.steps.state)
         self._started = False
         self._since = 0.0
-        self._environment = set(os.environ.items())
 
     def install(self) -> None:
         """Installs the probes, and seeds the generators differently on each rank."""
@@ -142,7 +142,7 @@ class Probes:
             reached_end=reached_end,
             shortened=self.loaders.shortened,
             failures=failures[:10],
-            imported=(sorted(_LIBRARIES & sys.modules.keys()), dict(os.environ.items() - self._environment)),
+            imported=(sorted(_LIBRARIES & sys.modules.keys()), dict(os.environ.items() - self.environment)),
         )
         recorder.write()
 

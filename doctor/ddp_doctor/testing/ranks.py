@@ -90,13 +90,7 @@ def move(bits: int) -> float:
     return 1e-4 if bits == 64 else 1e-2
 
 
-def evaluate(
-    case: Case,
-    shard: Any,
-    draws: Sequence[Sequence[Draw]] | None = None,
-    *,
-    shift: float = 0.0,
-) -> Outcome:
+def evaluate(case: Case, shard: Any, draws: Sequence[Sequence[Draw]] | None = None, *, shift: float = 0.0) -> Outcome:
     """Calls the function with copies of all that it may change.
 
     Args:

@@ -19,10 +19,7 @@ from pathlib import Path
 
 PROJECTS = Path(__file__).parent
 DEPENDS = "depends on the number of devices"
-COMMANDS = {
-    "torchrun": ("torchrun", "--standalone", "--nproc-per-node", "2", "{file}"),
-    "python": ("python", "{file}"),
-}
+COMMANDS = {"torchrun": ("torchrun", "--standalone", "--nproc-per-node", "2", "{file}"), "python": ("python", "{file}")}
 _HEADER = re.compile(r"## (\w+)(?: < (\w+))?(?: (LD\d{3}))?(?: (note|depends))?: (.+)")
 # Lines that stand before one that stays, and otherwise old lines with what replaces or follows them.
 _CHANGE = re.compile(r"^~.*\n|(?:^\+.*\n)+^ .*\n|(?:^[- ].*\n)*(?:^\+.*\n)*", re.MULTILINE)

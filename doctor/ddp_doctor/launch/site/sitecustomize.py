@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+# Before the program changes it.
+BEGUN = dict(os.environ)
 
 
 def _module(spec: Any) -> Any:
@@ -27,7 +29,7 @@ def _observe(_: Any) -> None:
     """Installs the probes of a run."""
     from ddp_doctor.launch.rank import observe
 
-    observe(Path(os.environ["DDP_DOCTOR_RUN"]))
+    observe(Path(os.environ["DDP_DOCTOR_RUN"]), BEGUN)
 
 
 def _watch(_: Any) -> None:
