@@ -38,7 +38,7 @@ def run(local_rank, args, init_method="env://"):
     """Trains and tests in one rank."""
     rank, ranks = int(os.environ.get("RANK", local_rank)), int(os.environ.get("WORLD_SIZE", args.devices))
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
-    gpu = torch.cuda.is_available()
+    gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
     dist.init_process_group("nccl" if gpu else "gloo", init_method, rank=rank, world_size=ranks)  # (1)
 
@@ -178,6 +178,8 @@ if __name__ == "__main__":
     parser.add_argument("--devices", type=int, default=1, help="ranks on this machine, unless torchrun starts them")
     parser.add_argument("--max-steps", type=int, default=10**9, help="optimizer steps after which the training ends")
     arguments = parser.parse_args()
+    if BATCH % int(os.environ.get("WORLD_SIZE", arguments.devices)):
+        parser.error(f"the ranks must have equal parts of a batch of {BATCH}")
     if "RANK" in os.environ:
         run(int(os.environ["LOCAL_RANK"]), arguments)
     else:

@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 import yaml
 from jsonargparse import Namespace
+from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -82,7 +83,7 @@ class LitCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the restarts."""
         help_text = "How often to restart the ranks after one has failed."
-        parser.add_argument("--max_restarts", type=int, default=0, help=help_text)
+        parser.add_argument("--max_restarts", type=NonNegativeInt, default=0, help=help_text)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the command, and verifies a checkpoint before anything else reads it."""
@@ -111,9 +112,8 @@ class LitCLI(LightningCLI):
         folder = Path(trainer.default_root_dir)
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         with lock_run_dir(folder) if is_first else nullcontext():
-            if is_first and (metrics := folder / "metrics.csv").exists():
-                # A CSVLogger deletes the file of the run that is resumed.
-                metrics.rename(folder / f"metrics-{len(list(folder.glob('metrics*.csv')))}.csv")
+            if is_first:
+                self._keep_metrics()
             warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
             launch.launch(
                 self.run_rank,
@@ -133,7 +133,7 @@ class LitCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Adds the callback that writes the result."""
         assert self.subcommand
-        config = json.loads(self.parser.dump(self.config, format="json", skip_none=False))[self.subcommand]
+        config = json.loads(self.parser.dump(self.config, format="json", skip_unset=False))[self.subcommand]
         self.recorder = RunRecorder(config)
         callbacks = self.config_init[self.subcommand].trainer.callbacks or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
@@ -175,7 +175,14 @@ class LitCLI(LightningCLI):
             )
         return chosen[0]
 
+    def _keep_metrics(self) -> None:
+        """Renames the metrics of a run that is resumed: a CSVLogger deletes this file."""
+        folder = Path(self.options.trainer.default_root_dir)
+        if (metrics := folder / "metrics.csv").exists():
+            metrics.rename(folder / f"metrics-{len(list(folder.glob('metrics*.csv')))}.csv")
+
     def _resume_last(self) -> tuple[()]:
+        self._keep_metrics()
         last = Path(self.options.trainer.default_root_dir) / "checkpoints" / "last.ckpt"
         if last.exists():
             self.options.ckpt_path = str(last)
@@ -192,10 +199,19 @@ class SaveRunConfig(SaveConfigCallback):
             config.pop(name, None)
         super().__init__(parser, config, **kwargs)
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Saves it at once, except before a fit, which the loaders may still reject."""
+        if stage != "fit":
+            super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves it before the first step."""
+        super().setup(trainer, pl_module, "fit")
+
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Replaces the file in one step: a run that is killed meanwhile can still be resumed."""
         folder = Path(trainer.default_root_dir)
-        self.parser.save(self.config, folder / f".{_CONFIG}", skip_none=False, overwrite=True, multifile=False)
+        self.parser.save(self.config, folder / f".{_CONFIG}", skip_unset=False, overwrite=True, multifile=False)
         (folder / f".{_CONFIG}").replace(folder / _CONFIG)
 
 
@@ -240,7 +256,7 @@ def _section(config: str, subcommand: str) -> str:
     """Returns the section of a configuration, a file or YAML, for a subcommand; without sections, all of it."""
     try:
         content = yaml.safe_load(Path(config).read_text() if Path(config).is_file() else config)
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):
         return config  # the parser has a message for it
     if isinstance(content, dict) and not content.keys().isdisjoint(LitCLI.subcommands()):
         return yaml.safe_dump(content.get(subcommand, {}))
@@ -259,7 +275,7 @@ def _read_run(option: str, value: str) -> list[str]:
         checkpoint = found[0]
     elif not path.exists():
         raise InputError(f"{option}: {path} does not exist. Give a run folder or a checkpoint.")
-    config = checkpoint.parent.parent / _CONFIG
+    config = checkpoint.resolve().parent.parent / _CONFIG
     words = ["--config", str(config)] if config.exists() else []
     if option == "--resume" and path.is_dir():
         words += ["--trainer.default_root_dir", str(path)]

@@ -177,7 +177,8 @@ def _start(experiment: Experiment, train: Callable[[Experiment], None], one_proc
         lock = lock_run_dir(experiment.folder)  # noqa: F841 - it is held until the end of this function
         if config.exists() and not experiment.ckpt_path:
             raise InputError(f"trainer.default_root_dir: {experiment.folder} contains a run. Choose another --run-dir.")
-        config.write_text(yaml.safe_dump(experiment.config, sort_keys=False))
+        if not experiment.ckpt_path:
+            config.write_text(yaml.safe_dump(experiment.config, sort_keys=False))
 
     def resume_last() -> tuple[Experiment]:
         last = experiment.folder / "checkpoints" / "last.ckpt"
@@ -208,6 +209,8 @@ def parse(engine: str, words: list[str]) -> Experiment:
             raise InputError(
                 f"{engine} trains {expected.__name__}, not {part.class_path}, which python train.py trains."
             )
+    if options.ckpt_path and engine != "raw_ddp":
+        raise InputError(f"ckpt_path: {engine} cannot resume. raw_ddp and python train.py can.")
     if isinstance(trainer.devices, list) or "," in str(trainer.devices):
         raise InputError(f"trainer.devices: {engine} needs a number. Choose GPUs by CUDA_VISIBLE_DEVICES.")
     for key, value in options.items():

@@ -30,7 +30,7 @@ from torch.multiprocessing import get_context
 
 from lit_mnist.errors import InputError, NonFiniteError, StoppedError
 from lit_mnist.plugins.failure_report import STATUS_VARIABLE, RankStatus
-from lit_mnist.plugins.stop import SIGNALS
+from lit_mnist.plugins.stop import heeded
 from lit_mnist.trainer import choose_devices
 
 StartMethod = Literal["fork", "spawn"]
@@ -81,11 +81,13 @@ def plan_ranks(accelerator: str, devices: list[int] | str | int, num_nodes: int)
     if "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1":
         for name, of_slurm in _SLURM.items():
             os.environ.setdefault(name, os.environ[of_slurm].split("(")[0])
-    are_started = "RANK" in os.environ
+    are_started = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
     try:
         device_type, count = choose_devices(accelerator, devices)
     except (ValueError, TypeError, MisconfigurationException) as error:
         raise InputError(f"trainer.devices {devices}: {error}") from error
+    if not count:
+        raise InputError(f"trainer.accelerator {accelerator}, trainer.devices {devices}: this machine has no such GPU.")
     if are_started and count * num_nodes != int(os.environ["WORLD_SIZE"]):
         raise InputError(
             f"trainer.devices {count} on trainer.num_nodes {num_nodes} are {count * num_nodes} ranks, but "
@@ -192,7 +194,7 @@ def _run(
                 os.kill(process.pid, signum)
 
     context: Any = get_context(start_method)
-    previous = {each: signal.signal(each, forward) for each in SIGNALS}
+    previous = {each: signal.signal(each, forward) for each in heeded()}
     with tempfile.TemporaryDirectory(prefix="lit_mnist-") as folder:
         status = RankStatus(Path(folder) / "status", world_size)
         try:
@@ -229,7 +231,7 @@ def _rank(
     launcher: int,
 ) -> None:
     """Runs the function in a rank; after an error, the process ends at once, since the others may wait for it."""
-    for signum in SIGNALS:
+    for signum in heeded():
         signal.signal(signum, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a rank does not outlive its launcher
@@ -239,6 +241,8 @@ def _rank(
     # Some libraries read these, though nothing listens there.
     os.environ.update(LOCAL_WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Within a job of Slurm, Lightning would take the rank of the job's one process.
+    os.environ.pop("SLURM_NTASKS", None)
     os.environ[STATUS_VARIABLE] = f"{folder}/status"
     keep_freed_memory()
     set_threads(world_size)

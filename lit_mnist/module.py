@@ -1,5 +1,6 @@
 """The LightningModule: network, loss, optimizer and metrics."""
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -8,6 +9,7 @@ from lightning.pytorch import LightningModule
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
+from lit_mnist.errors import InputError
 from lit_mnist.models import make_net, seed_dropout
 from lit_mnist.optim import OptimizerName, ScheduleName, make_optimizer, make_schedule
 
@@ -98,8 +100,10 @@ class LitClassifier(LightningModule):
         optimizer = make_optimizer(
             self.net, hp.optimizer, lr=hp.lr, momentum=hp.momentum, nesterov=hp.nesterov, weight_decay=hp.weight_decay
         )
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = make_schedule(optimizer, hp.schedule, total_steps=steps, warmup=hp.warmup)
+        steps = self.trainer.estimated_stepping_batches
+        if not math.isfinite(steps):
+            raise InputError(f"model.schedule: {hp.schedule} needs trainer.max_epochs or trainer.max_steps.")
+        schedule = make_schedule(optimizer, hp.schedule, total_steps=int(steps), warmup=hp.warmup)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _evaluate(self, batch: Batch, stage: str) -> torch.Tensor:

@@ -7,6 +7,8 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from lit_mnist.errors import InputError
+
 OptimizerName = Literal["sgd", "adam", "adamw"]
 ScheduleName = Literal["constant", "onecycle", "cosine"]
 
@@ -22,7 +24,11 @@ def make_optimizer(
     nesterov: bool = True,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """Returns the optimizer of all parameters; `momentum` and `nesterov` are those of `sgd`."""
+    """Returns the optimizer of all parameters; `momentum` and `nesterov` are those of `sgd`.
+
+    Raises:
+        InputError: Torch rejects a value.
+    """
     options: dict[str, Any] = {
         "lr": lr,
         "weight_decay": weight_decay,
@@ -31,10 +37,13 @@ def make_optimizer(
         # A fused optimizer rounds differently, and hides from the schedule whether the GradScaler skipped a step.
         "fused": False,
     }
-    if optimizer == "sgd":
-        return SGD(net.parameters(), momentum=momentum, nesterov=nesterov, **options)
-    kind: type[Adam] = AdamW if optimizer == "adamw" else Adam
-    return kind(net.parameters(), **options)
+    try:
+        if optimizer == "sgd":
+            return SGD(net.parameters(), momentum=momentum, nesterov=nesterov, **options)
+        kind: type[Adam] = AdamW if optimizer == "adamw" else Adam
+        return kind(net.parameters(), **options)
+    except ValueError as error:
+        raise InputError(f"model.optimizer {optimizer}: {error}") from error
 
 
 def lr_factor(schedule: ScheduleName, step: int, total_steps: int, warmup: float | None = None) -> float:

@@ -43,7 +43,7 @@ from lit_mnist.plugins.failure_report import STATUS_VARIABLE, RankStatus
 from lit_mnist.plugins.finite import check_finite, spread_non_finite
 from lit_mnist.plugins.precision import autocast, needs_scaler
 from lit_mnist.plugins.sampler import ExactDistributedSampler
-from lit_mnist.plugins.stop import SIGNALS
+from lit_mnist.plugins.stop import heeded
 from lit_mnist.plugins.sync_batch_norm import sync_batch_norm
 from lit_mnist.report import Mistake
 from lit_mnist.run import MISTAKES_KEPT, Clock, build_result, find_mistakes, peak_memory, write_result
@@ -113,9 +113,10 @@ def train(experiment: Experiment) -> None:
 
     # --- train: from here on, a signal stops all ranks after the same step, once it is saved
     received: list[int] = []
-    handlers = {each: signal.signal(each, lambda signum, _: received.append(signum)) for each in SIGNALS}
+    handlers = {each: signal.signal(each, lambda signum, _: received.append(signum)) for each in heeded()}
     clock, loss, losses = Clock(), None, torch.zeros((), device=device)
-    for epoch in range(step // steps_per_epoch, math.ceil(total_steps / steps_per_epoch)):
+    last_epoch = math.ceil(total_steps / steps_per_epoch) if step < total_steps else 0
+    for epoch in range(step // steps_per_epoch, last_epoch):
         first = step % steps_per_epoch * accumulate
         sampler.load_state_dict({"epoch": epoch, "start": first})  # (3)
         model.train()

@@ -165,7 +165,7 @@ def write_result(folder: Path, result: Mapping[str, Any], mistakes: list[Mistake
             f"{result['precision']}, in {train['seconds']:.1f} s"
         )
     test = result["test"] or {}
-    if "count" in test:
+    if {"accuracy", "count", "loss"} <= test.keys():
         right = round(test["accuracy"] * test["count"])
         lines.append(f"tested    {test['accuracy']:.2%} ({right} of {test['count']}), loss {test['loss']:.4f}")
     elif test:
@@ -204,7 +204,7 @@ def _commit() -> str | None:
 
 
 class RunRecorder(Callback):
-    """Writes `result.json` and `report.html` into the Trainer's log folder after a fit, and after a test.
+    """Writes `result.json` and `report.html` into the run folder after a fit, and after a test.
 
     Args:
         config: The configuration, for the result.
@@ -243,7 +243,8 @@ class RunRecorder(Callback):
         }
         self._steps, self._epochs = trainer.global_step, trainer.current_epoch
         net = pl_module.net if isinstance(pl_module, LitClassifier) else pl_module
-        self.weights = {name: tensor.detach().cpu().clone() for name, tensor in net.state_dict().items()}
+        tensors = ((name, value) for name, value in net.state_dict().items() if isinstance(value, torch.Tensor))
+        self.weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors}
 
     def on_test_batch_end(
         self,
@@ -255,7 +256,7 @@ class RunRecorder(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Keeps the digits that were misclassified with the highest probability."""
-        if isinstance(pl_module, LitClassifier):
+        if isinstance(pl_module, LitClassifier) and isinstance(outputs, torch.Tensor):
             self.mistakes = _most_probable([*self.mistakes, *find_mistakes(batch[0], outputs, batch[1])])
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -279,7 +280,7 @@ class RunRecorder(Callback):
 
     def write(self, trainer: Trainer) -> None:
         """Writes the result; every rank must call it."""
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        folder = Path(trainer.default_root_dir)
         memory = torch.tensor(peak_memory(), dtype=torch.float64, device=trainer.strategy.root_device)
         memory = trainer.strategy.reduce(memory, reduce_op="sum")
         if not trainer.is_global_zero:

@@ -11,8 +11,9 @@ from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, RichProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_mnist.plugins import (
     ChannelsLast,
@@ -94,7 +95,8 @@ class LitTrainer(Trainer):
         reason = ""
 
         # The comment at each part says what goes wrong without it.
-        if precision in _PLUGIN_PRECISIONS and not _has(plugins, Precision):
+        shards = str(strategy).startswith(("fsdp", "deepspeed")) or isinstance(strategy, FSDPStrategy)
+        if precision in _PLUGIN_PRECISIONS and not shards and not _has(plugins, Precision):
             # On CPUs, Lightning's 16-mixed computes in bfloat16, with a warning.
             used, reason = resolve_precision(cast(Any, precision), device_type)
             plugins.append(precision_plugin(used, device_type))
@@ -123,7 +125,7 @@ class LitTrainer(Trainer):
         callbacks += [
             ExactAccumulation(),  # The gradient of a shorter last window is too small.
             SkippedStepSchedule(),  # The schedule advances although the step was skipped in float16.
-            ChannelsLast(),  # Convolutions take a third longer on CPUs.
+            ChannelsLast(),  # Convolutions on CPUs take longer.
             ExactEvaluation(),  # What depends on the number of ranks is not said.
             StopTogether(),  # A signal loses the steps since the last checkpoint, or hangs.
             FailureReport(),  # A failed rank is not named.
@@ -135,7 +137,7 @@ class LitTrainer(Trainer):
         if max_epochs is None and max_steps == -1 and max_time is None:
             max_epochs = 1
         super().__init__(
-            accelerator=accelerator,
+            accelerator="cpu" if accelerator == "auto" and device_type == "cpu" else accelerator,
             devices=count if devices == "auto" else devices,
             num_nodes=num_nodes,
             strategy=strategy,
@@ -150,6 +152,8 @@ class LitTrainer(Trainer):
             plugins=plugins,
             **kwargs,
         )
+        if device_type == "cpu" and accelerator == "auto" and CUDAAccelerator.is_available():
+            reason = f"There is no GPU for each of {count} ranks, which train on the CPU. {reason}"
         if reason:
             rank_zero_info(reason)
         if self.world_size > 1:
@@ -169,7 +173,8 @@ class LitTrainer(Trainer):
             The metrics of the test, or None if there is no test.
         """
         self.fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
-        if self.interrupted:
+        owners = [owner for owner in (model, datamodule) if owner is not None]
+        if not (is_overridden("test_step", model) and any(is_overridden("test_dataloader", one) for one in owners)):
             return None
         best = getattr(self.checkpoint_callback, "best_model_path", "")
         return list(self.test(model, datamodule=datamodule, ckpt_path=best or None))
@@ -190,15 +195,18 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 def choose_devices(accelerator: str = "auto", devices: list[int] | str | int = "auto") -> tuple[str, int]:
-    """Returns the device type, `cuda` or `cpu`, and the number of ranks on this machine, as a Trainer chooses them.
+    """Returns the device type, `cuda` or `cpu`, and the number of ranks on this machine.
 
-    If torchrun or srun has started the ranks, `auto` is their number.
+    A Trainer chooses them so, but fails with `auto` if there are GPUs, but not one for each rank: these train on the
+    CPU. If torchrun or srun has started the ranks, `auto` is their number.
     """
     if devices == "auto":
         devices = os.environ.get("LOCAL_WORLD_SIZE", "auto")
-    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and CUDAAccelerator.is_available()):
+    gpus = CUDAAccelerator.auto_device_count() if CUDAAccelerator.is_available() else 0
+    enough = gpus >= int(str(devices)) if str(devices).isdigit() else bool(gpus)
+    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and enough):
         if devices == "auto":
-            return "cuda", CUDAAccelerator.auto_device_count()
+            return "cuda", gpus
         return "cuda", len(CUDAAccelerator.parse_devices(devices) or [])
     return "cpu", 1 if devices == "auto" else CPUAccelerator.parse_devices(devices)  # type: ignore[arg-type]
 

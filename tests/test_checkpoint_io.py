@@ -1,4 +1,4 @@
-"""Promises 22, 23 and 24: a checkpoint is whole or not there, verified, and executes nothing."""
+"""A checkpoint is whole or not there, verified, and executes nothing."""
 
 import io
 import os

@@ -2,7 +2,7 @@
 
 import gzip
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,16 @@ def test_the_samples_of_a_step_depend_on_seed_and_step_alone(ranks: int) -> None
     assert epochs(100, 12, 1, ranks) == whole
     assert epochs(100, 12, 1, ranks, first=3) == [whole[0][3:], whole[1]]
     assert epochs(100, 12, 2, 1) != whole
+
+
+def taken(samplers: Sequence[ExactDistributedSampler]) -> list[list[int]]:
+    return [sum(sampler, []) for sampler in samplers]
+
+
+def test_a_sampler_that_is_made_before_the_ranks_join_divides_the_samples(ranks: Callable[..., list[Any]]) -> None:
+    made = ExactDistributedSampler(range(12), 4), ExactDistributedSampler(range(5), 2, evaluation=True)
+    train, evaluation = zip(*ranks(2, taken, made), strict=True)
+    assert sorted(sum(train, [])) == list(range(12)) and sum(evaluation, []) == list(range(5))
 
 
 def test_each_sample_is_used_once_per_epoch_in_a_new_order() -> None:

@@ -1,4 +1,4 @@
-"""Promises 19, 20, 21 and 25: a run that is killed and resumed ends with the weights of an uninterrupted one."""
+"""A run that is killed and resumed ends with the weights of an uninterrupted one."""
 
 import logging
 import multiprocessing

@@ -34,8 +34,9 @@ class ChannelsLast(Callback):
 
 
 def convert_weights(module: torch.nn.Module, memory_format: torch.memory_format) -> None:
-    """Converts the parameters with four dimensions in place; `Module.to` rejects modules with other convolutions."""
-    for parameter in module.parameters():
-        if parameter.dim() == 4:
+    """Converts the weights of `Conv2d` in place; `Module.to` rejects modules with other convolutions."""
+    for part in module.modules():
+        # A subclass may compute with its weight in another shape.
+        if type(part) is torch.nn.Conv2d:
             # Not contiguous(), which leaves the strides of a weight with one input channel.
-            parameter.data = parameter.data.clone(memory_format=memory_format)
+            part.weight.data = part.weight.data.clone(memory_format=memory_format)

@@ -93,7 +93,8 @@ class FailureReport(Callback):
         lost = []
         for rank in range(trainer.world_size):
             peer = self._status.of(rank)
-            if rank != trainer.global_rank and peer.pid and not Path(f"/proc/{peer.pid}").exists():
+            is_here = rank // trainer.num_devices == trainer.node_rank
+            if rank != trainer.global_rank and is_here and peer.pid and not Path(f"/proc/{peer.pid}").exists():
                 lost.append(f"rank {rank} (process {peer.pid}), which ended in step {peer.step}")
         what = f"lost {', '.join(lost)}" if lost else f"failed: {type(exception).__name__}: {exception}"
         print(f"{here}, step {trainer.global_step + 1}: {what}", file=sys.stderr, flush=True)

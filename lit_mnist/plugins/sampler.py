@@ -34,7 +34,7 @@ class ExactDistributedSampler(Sampler[list[int]]):
         batch_size: Samples of a batch over all ranks. In training, it must be a multiple of the number of ranks. In
             evaluation, it counts the samples of one rank, as it does not affect the result.
         seed: Seed of the order.
-        rank: The rank; by default that of `torch.distributed` if it is initialized, otherwise 0.
+        rank: The rank; by default that of `torch.distributed` when the loader is used, otherwise 0.
         world_size: Number of ranks; given with `rank`.
         evaluation: Whether each sample is used exactly once, in the order of the data set.
 
@@ -57,21 +57,32 @@ class ExactDistributedSampler(Sampler[list[int]]):
         world_size: int | None = None,
         evaluation: bool = False,
     ) -> None:
-        if rank is None or world_size is None:
-            rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.dataset, self.batch_size, self.seed, self.evaluation = dataset, batch_size, seed, evaluation
-        self.rank, self.world_size = rank, world_size
+        self._place = None if rank is None or world_size is None else (rank, world_size)
         self.epoch = self.start = 0
-        if evaluation:
-            if 0 < len(dataset) < world_size:
-                raise InputError(f"{len(dataset)} samples cannot be evaluated on {world_size} ranks: use fewer ranks.")
-            return
-        if batch_size < 1 or len(dataset) < batch_size:
-            raise InputError(f"{len(dataset)} samples do not fill one batch of {batch_size}.")
-        if batch_size % world_size:
-            raise InputError(f"A batch of {batch_size} samples cannot be split evenly over {world_size} ranks.")
-        if rank == 0 and (dropped := len(dataset) % batch_size):
+        self._check()
+        if not evaluation and self.rank == 0 and (dropped := len(dataset) % batch_size):
             rank_zero_info(f"{dropped} samples of each epoch are dropped: they do not fill a batch of {batch_size}.")
+
+    def _check(self) -> None:
+        count, size, ranks = len(self.dataset), self.batch_size, self.world_size
+        if self.evaluation:
+            if 0 < count < ranks:
+                raise InputError(f"{count} samples cannot be evaluated on {ranks} ranks: use fewer ranks.")
+        elif size < 1 or count < size:
+            raise InputError(f"{count} samples do not fill one batch of {size}.")
+        elif size % ranks:
+            raise InputError(f"A batch of {size} samples cannot be split evenly over {ranks} ranks.")
+
+    @property
+    def rank(self) -> int:
+        """The rank; a loader may be made before the ranks join their group."""
+        return self._place[0] if self._place else dist.get_rank() if dist.is_initialized() else 0
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._place[1] if self._place else dist.get_world_size() if dist.is_initialized() else 1
 
     @property
     def sampler(self) -> ExactDistributedSampler:
@@ -92,6 +103,7 @@ class ExactDistributedSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yields the indices of this rank's samples, batch by batch."""
+        self._check()
         count = len(self.dataset)
         if self.evaluation:
             rows = range(count)[evaluation_rows(count, self.rank, self.world_size)]

@@ -1,6 +1,7 @@
 """Stopping all ranks at one step, with a checkpoint."""
 
 import signal
+import threading
 from types import FrameType
 from typing import Any
 
@@ -14,6 +15,11 @@ from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+def heeded() -> list[signal.Signals]:
+    """Returns the signals that stop a training; `nohup` lets a process ignore SIGHUP."""
+    return [signum for signum in SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
+
+
 class StopTogether(Callback):
     """Ends a training at a signal: all ranks stop after the same step, whose checkpoint is saved.
 
@@ -25,7 +31,7 @@ class StopTogether(Callback):
     Then `fit` raises StoppedError on every rank. A signal to one rank is enough; a second signal has no effect.
 
     Args:
-        every_n_steps: Steps between two collectives in which the ranks agree; it is the longest wait.
+        every_n_steps: Batches between two collectives in which the ranks agree; it is the longest wait.
 
     Attributes:
         received: The signal that this process has received, or 0.
@@ -39,7 +45,8 @@ class StopTogether(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Installs the handlers, after those of the Trainer, which restores what was there before the fit."""
         self.received = self._batches = self._agreed = 0
-        for signum in SIGNALS:
+        # Only a main thread may install handlers.
+        for signum in heeded() if threading.current_thread() is threading.main_thread() else ():
             signal.signal(signum, self._receive)
 
     def on_train_batch_end(
