@@ -117,7 +117,6 @@ def test_a_command_that_trains_nothing_is_rejected(capsys: Capture) -> None:
 
 @pytest.mark.slow
 def test_a_new_baseline_accepts_what_was_found(capsys: Capture) -> None:
-    # The settings of a project may name it before it is there.
     flags = ["--only", "LD001", "--format", "github", "--baseline", "new.json", "--write-baseline", "new.json"]
     assert main([*flags, *EXAMPLE]) == 0
     assert "LD001" in Path("new.json").read_text()

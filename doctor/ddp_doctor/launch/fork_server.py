@@ -31,6 +31,9 @@ _SECONDS_TO_RECORD = 20.0
 
 def main() -> None:
     """Answers requests until SIGTERM, or until the doctor is killed: the ranks of torchrun outlive their agent."""
+    if not sys.flags.safe_path:
+        # The current folder, in which files of the user may have the names of libraries.
+        del sys.path[0]
     become_subreaper()
     signal.signal(signal.SIGTERM, _end)
     die_with_parent(signal.SIGTERM)

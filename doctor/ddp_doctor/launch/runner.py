@@ -53,8 +53,7 @@ class Interpreter:
         }
         self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
-            # Without the current folder, in which files of the user may have the names of libraries.
-            [sys.executable, "-P", "-m", "ddp_doctor.launch.fork_server", str(theirs.fileno())],
+            [sys.executable, "-m", "ddp_doctor.launch.fork_server", str(theirs.fileno())],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
