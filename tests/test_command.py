@@ -119,7 +119,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
         ("--max-restarts -1", "max_restarts"),
         ("--model.momentum 0", "Nesterov"),
         ("--epochs -1", "schedule"),
-        ("-m lit_mnist.engines.fabric --ckpt_path cut.ckpt", "fabric"),
+        ("-m lit_mnist.engines.fabric --ckpt_path last", "fabric"),
         ("--trainer.strategy nonsense", "nonsense"),
         ("--precision 17", "17"),
         ("--data.root nowhere", "nowhere"),
