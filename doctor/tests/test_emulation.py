@@ -237,5 +237,4 @@ def test_a_program_for_gpus_is_examined_without_one(
     report = examine(command=[*start, str(PROGRAMS[name].path)], timeout=TIMEOUT, **options)
     found = report.exit_code, report.emulated_gpus, [finding.code for finding in report.faults]
     assert found == (exit_code, gpus, codes), report
-    # A failure under the emulation is called a limit of the doctor.
-    assert ("limit of the doctor" in report_text(report)) == (name == "own_kernel")
+    assert ("The program fails with emulated GPUs" in report_text(report)) == (name == "own_kernel")

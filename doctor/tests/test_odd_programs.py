@@ -33,7 +33,7 @@ def train(rank, world_size, model, before_step=lambda step: None, counts=False):
             optimizer.zero_grad()
             F.cross_entropy(ddp(x), y).backward()
             optimizer.step()
-        assert not counts or step == 7, f"{step + 1} batches in epoch {epoch}"
+        assert not counts or step + 1 == len(sampler) // 4, f"{step + 1} batches in epoch {epoch}"
     dist.destroy_process_group()
 
 
@@ -140,7 +140,7 @@ def test_the_rank_that_hangs_under_torchrun_is_shown(monkeypatch):
     command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
     report = ddp_doctor.examine(command=command, only=["LD032"], timeout=20)
     assert report.exit_code == 3
-    assert all(text in report.hang for text in ("Rank 1 waited or hung in step 1", "in wait", "Rank 0")), report.hang
+    assert all(text in report.hang for text in ("Rank 1 waited or hung", "in wait", "Rank 0")), report.hang
 
 
 @pytest.mark.slow
