@@ -16,8 +16,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def heeded() -> list[signal.Signals]:
-    """Returns the signals that stop a training; `nohup` lets a process ignore SIGHUP."""
-    return [signum for signum in SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
+    """Returns the signals that stop a training; under `nohup`, SIGHUP does not."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signum for signum in SIGNALS if not (signum == signal.SIGHUP and ignored)]
 
 
 class StopTogether(Callback):
