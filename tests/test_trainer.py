@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.accelerators import CUDAAccelerator
 
 from lit_mnist import LitClassifier, LitTrainer, MNISTDataModule
 from lit_mnist.plugins import PortableSyncBatchNorm
+from lit_mnist.trainer import choose_devices
 
 QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 RUN: dict[str, Any] = {"max_steps": 12, "limit_val_batches": 0, "accelerator": "cpu", **QUIET}
@@ -64,6 +66,16 @@ def broadcasts(steps: int) -> int:
     with patch.object(dist, "broadcast", wraps=dist.broadcast) as broadcast:
         trainer.fit(LitClassifier(), datamodule=MNISTDataModule())
     return int(broadcast.call_count)
+
+
+@pytest.mark.parametrize(("devices", "chosen"), [("auto", ("cuda", 1)), (1, ("cuda", 1)), (2, ("cpu", 2))])
+def test_ranks_without_a_gpu_for_each_train_on_the_cpu(devices: Any, chosen: tuple[str, int]) -> None:
+    with (
+        patch.object(CUDAAccelerator, "is_available", return_value=True),
+        patch.object(CUDAAccelerator, "auto_device_count", return_value=1),
+        patch.object(CUDAAccelerator, "parse_devices", return_value=[0]),
+    ):
+        assert choose_devices("auto", devices) == chosen
 
 
 def test_no_broadcast_in_a_step(ranks: Callable[..., list[Any]]) -> None:
