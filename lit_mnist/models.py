@@ -106,10 +106,6 @@ class SeededDropout(nn.Module):
         self.rate, self.layer = rate, layer
         self.key: tuple[int, int] | None = None
 
-    def extra_repr(self) -> str:
-        """Returns the arguments, for the printed network."""
-        return f"rate={self.rate}, layer={self.layer}"
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Drops values of [batch, ...] in training, and scales the others to keep the mean.
 

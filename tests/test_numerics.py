@@ -260,8 +260,10 @@ def train_half(path: Path) -> dict[str, Any]:
     trainer.save_checkpoint(path)
     weights = [*module.weights, module.net.weight.detach()]
     saved = torch.load(path, weights_only=True)
-    resumed, schedule = Half(), SkippedStepSchedule()
-    trainer = stock_trainer(plugins=[Float16OnCPU()], callbacks=[schedule, StopOnNonFinite()], max_epochs=2)
+    resumed = Half()
+    trainer = stock_trainer(
+        plugins=[Float16OnCPU()], callbacks=[SkippedStepSchedule(), StopOnNonFinite()], max_epochs=2
+    )
     trainer.fit(resumed, loader(12, dtype=torch.float32), ckpt_path=path)
     return {
         "dtypes": module.dtypes,
@@ -272,7 +274,6 @@ def train_half(path: Path) -> dict[str, Any]:
         "saved scale": saved[MixedPrecision.__qualname__]["scale"],
         "resumed scale": trainer.precision_plugin.scaler.get_scale(),
         "resumed rates": resumed.rates,
-        "steps made": schedule.steps_made,
     }
 
 
@@ -291,7 +292,6 @@ def test_an_overflow_in_float16_is_skipped_on_all_ranks_and_the_schedule_waits(
             "saved scale": 512,
             "resumed scale": 512,
             "resumed rates": [2**-step for step in range(4, 9)],
-            "steps made": 9,
         }
 
 

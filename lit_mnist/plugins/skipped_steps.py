@@ -21,21 +21,18 @@ class SkippedStepSchedule(Callback):
     Schedules with `interval: epoch`, those that monitor a metric, and manual optimization are left as they are. Place
     it before callbacks that save in `on_train_batch_end`; Lightning itself does so for checkpoint callbacks.
 
-    Attributes:
-        steps_made: Optimizer steps that were made, over all epochs and resumed runs.
-
     Raises:
         InputError: The optimizer is fused, which hides whether a step was skipped.
     """
 
     def __init__(self) -> None:
-        self.steps_made = 0
+        self._steps_made = 0
         self._steps_seen = 0
         self._frequencies: list[tuple[LRSchedulerConfig, int]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes over the schedules."""
-        self._steps_seen, self._frequencies = self.steps_made, []
+        self._steps_seen, self._frequencies = self._steps_made, []
         if not pl_module.automatic_optimization:
             return
         trainer.optimizers[0].register_step_post_hook(self._count)
@@ -53,18 +50,10 @@ class SkippedStepSchedule(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Advances the schedules if the optimizer has made a step."""
-        made, self._steps_seen = self.steps_made > self._steps_seen, self.steps_made
+        made, self._steps_seen = self._steps_made > self._steps_seen, self._steps_made
         for config, frequency in self._frequencies:
             if made and (batch_idx + 1) % frequency == 0:
                 pl_module.lr_scheduler_step(config.scheduler, None)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the number of steps that were made."""
-        return {"steps_made": self.steps_made}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores it."""
-        self.steps_made = state_dict["steps_made"]
-
     def _count(self, *_: Any) -> None:
-        self.steps_made += 1
+        self._steps_made += 1
