@@ -134,7 +134,3 @@ def _table(results: dict[str, Any], differences: dict[str, str | None]) -> Table
             f"{train['seconds']:.1f}",
         )
     return table
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

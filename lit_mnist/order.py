@@ -11,7 +11,6 @@ the number of any sample, in any order, any number of times.
 """
 
 import zlib
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -75,12 +74,9 @@ def validation_split(seed: int, count: int, val_size: int) -> tuple[Indices, Ind
     return np.sort(order[val_size:]), np.sort(order[:val_size])
 
 
-@lru_cache(maxsize=2)
 def epoch_order(seed: int, epoch: int, count: int) -> Indices:
-    """Returns the order of an epoch: a read-only permutation of 0 to count - 1, int64 [count]."""
-    order = permutation(seed, "epoch order", count, epoch)
-    order.setflags(write=False)
-    return order
+    """Returns the order of an epoch: a permutation of 0 to count - 1, int64 [count]."""
+    return permutation(seed, "epoch order", count, epoch)
 
 
 def train_rows(batch: int, batch_size: int, rank: int, world_size: int) -> slice:

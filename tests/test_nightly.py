@@ -250,8 +250,8 @@ MISTAKES = {
     ),
     "an epoch has the order of the one before": Mistake(
         "order.py",
-        'order = permutation(seed, "epoch order", count, epoch)',
-        'order = permutation(seed, "epoch order", count)',
+        'return permutation(seed, "epoch order", count, epoch)',
+        'return permutation(seed, "epoch order", count)',
         "test_data.py::test_each_sample_is_used_once_per_epoch_in_a_new_order",
     ),
     "the position in the epoch is lost": Mistake(
@@ -304,7 +304,7 @@ MISTAKES = {
     ),
     "a signal stops a run without its checkpoint": Mistake(
         "plugins/stop.py",
-        "if self._agreed and all(each.save_now(trainer) for each in _checkpoints(trainer)):",
+        "if self._agreed and all(each.save_now(trainer) for each in exact):",
         "if self._agreed:",
         "test_failures.py::test_a_signal_stops_all_ranks_at_one_saved_step",
     ),

@@ -194,7 +194,7 @@ def train_whole(windows: list[int]) -> torch.Tensor:
     module = Classifier()
     optimizer = module.configure_optimizers()
     for epoch in range(2):
-        order = torch.from_numpy(epoch_order(1, epoch, len(INPUTS)).copy())
+        order = torch.from_numpy(epoch_order(1, epoch, len(INPUTS)))
         for rows in order.split([12 * window for window in windows]):
             optimizer.zero_grad()
             F.cross_entropy(module.net(INPUTS[rows]), TARGETS[rows]).backward()
@@ -356,8 +356,6 @@ def test_the_automatic_precision_depends_on_the_device() -> None:
     assert resolve_precision("auto", "cuda")[0] == "16-mixed"
     assert resolve_precision("auto", "cpu")[0] in {"32-true", "bf16-mixed"}
     assert resolve_precision("64-true", "cuda")[0] == "64-true"
-    with pytest.raises(InputError, match="int8"):
-        precision_plugin("int8", "cpu")  # type: ignore[arg-type]
 
 
 # --- channels last

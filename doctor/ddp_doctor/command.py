@@ -59,7 +59,7 @@ def _run(request: argparse.Namespace) -> int:
         # It answers without an import of torch.
         report = read(request.read)
         return _finish(accept_baseline(report, request.baseline) if request.baseline else report, request, before)
-    what = request.target or request.config or shlex.join(request.command)
+    what = request.target or shlex.join(request.command)
     # The output of a format is for a program.
     stream = sys.stdout if request.format == "text" else sys.stderr
     about = f"The doctor runs {what} several times, with your permissions, in {Path.cwd()}. Your files do not change."

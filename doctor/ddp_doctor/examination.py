@@ -46,7 +46,6 @@ def examine(
     skip: Sequence[str] = (),
     timeout: float = 60.0,
     args: Sequence[str] = (),
-    config: str = "",
     command: Sequence[str] = (),
     baseline: str = "",
     gpu_as_cpu: bool | None = None,
@@ -72,7 +71,6 @@ def examine(
         skip: Codes of checks that are not made.
         timeout: Seconds after which a run counts as hung; multiplied by the load of each processor on a busy machine.
         args: Further arguments of a function.
-        config: Path of a configuration of LightningCLI, instead of a target.
         command: Words of a command, instead of a target.
         baseline: Path of a file of `--write-baseline`, whose findings are accepted.
         gpu_as_cpu: Whether GPUs are emulated on the CPU; by default if the code needs a GPU and the machine has none.
@@ -85,9 +83,9 @@ def examine(
         InputError: An argument is wrong. A fault of the examined code is in the report.
     """
     begun = time.monotonic()
-    what = Target(target_name(target), target_name(data), tuple(map(str, args)), config, tuple(command))
-    if sum(map(bool, (what.name, what.config, what.command))) != 1:
-        raise InputError("The doctor needs one target: a module or function, a configuration, or a command.")
+    what = Target(target_name(target), target_name(data), tuple(map(str, args)), tuple(command))
+    if bool(what.name) == bool(what.command):
+        raise InputError("The doctor needs one target: a module or function, or a command.")
     limits = {"devices": (devices, 2), "steps": (steps, 2), "samples": (samples, 1), "timeout": (timeout, 1)}
     for name, (value, least) in limits.items():
         if not value >= least:

@@ -14,7 +14,6 @@ from ddp_doctor.versions import VERSION
 
 _USAGE = """\
 ddp-doctor TARGET [--data TARGET] [FLAGS]
-       ddp-doctor --config theirs.yaml [FLAGS]
        ddp-doctor [FLAGS] -- COMMAND
        ddp-doctor --read PATH... [FLAGS]
        ddp-doctor watch [FLAGS] -- COMMAND"""
@@ -28,7 +27,7 @@ exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on
 rank hung or was lost"""
 _SECTION = "ddp-doctor"
 # Files are relative to pyproject.toml.
-_FILES = {"config", "json", "html", "baseline"}
+_FILES = {"json", "html", "baseline"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,7 +46,6 @@ def _parser() -> Parser:
     parser.add_argument("--explain", metavar="CODE", type=_code, help="print what a check is about, and exit")
     add = parser.add_argument_group("what is examined").add_argument
     add("--data", metavar="TARGET", default="", help="the LightningDataModule, if the module has no loaders of its own")
-    add("--config", metavar="FILE", default="", help="a configuration of LightningCLI that names classes by class_path")
     add("--read", metavar="PATH", nargs="+", default=[], help="files and folders that are only read, in seconds")
     arguments = "further arguments of a function; all words after it"
     add("--args", metavar="WORDS", nargs=argparse.REMAINDER, default=[], help=arguments)
@@ -109,10 +107,8 @@ def check_request(request: argparse.Namespace) -> None:
     """Raises an InputError for targets and paths that cannot work; nothing was run."""
     if "LOCAL_RANK" in os.environ:
         raise InputError("The doctor starts the ranks: run it without a launcher, or give the command after --.")
-    if sum(map(bool, (request.target, request.config, request.command, request.read))) != 1:
-        raise InputError(
-            "What should be examined? Name one of a target, --config FILE, --read PATH, and a command after --."
-        )
+    if sum(map(bool, (request.target, request.command, request.read))) != 1:
+        raise InputError("What should be examined? Name one of a target, --read PATH, and a command after --.")
     for name in filter(None, (request.target, request.data)):
         if not all(name.rpartition(":")[::2]):
             raise InputError(
@@ -121,8 +117,6 @@ def check_request(request: argparse.Namespace) -> None:
             )
     if (request.data or request.args) and not request.target:
         raise InputError("--data and --args belong to a LightningModule or a function.")
-    if request.config and not Path(request.config).is_file():
-        raise InputError(f"There is no file {request.config}.")
     if request.before and request.format != "markdown":
         raise InputError("--before belongs to --format markdown.")
     for name in ("json", "html", "write_baseline"):

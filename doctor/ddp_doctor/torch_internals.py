@@ -37,7 +37,7 @@ def name_generators(objects: Iterable[Any]) -> set[int]:
 
 
 def index_lists(iterator: Any) -> list[list[int]]:
-    """Returns the index lists that a DataLoader's iterator has taken from its sampler, after `watch_indices`.
+    """Returns the index lists that a DataLoader's iterator has taken from its sampler, of which `on_indices` tells.
 
     Workers are ahead of the loop. With persistent workers, an iterator has several epochs, and these are of the newest.
     An iterator of another class has none.
@@ -60,11 +60,6 @@ def drain(iterator: Any) -> bool:
             iterator._next_index()
         return False
     return True
-
-
-def watch_indices() -> None:
-    """Lets `index_lists` see index lists, also those that an iterator gives to its workers when it is made."""
-    on_indices(lambda iterator, indices: index_lists(iterator).append(indices), lambda iterator: None)
 
 
 def on_indices(taken: Callable[[Any, list[int]], None], given: Callable[[Any], None]) -> None:

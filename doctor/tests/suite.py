@@ -19,9 +19,12 @@ from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from projects.cases import CASES, FAMILIES, TRAINCHECK, Case
 
+from ddp_doctor.evidence.derivative import measure
+from ddp_doctor.examination import _Examination
 from ddp_doctor.faults import is_structural, load_checks
 from ddp_doctor.findings import Report, Verdict
 
@@ -52,10 +55,15 @@ EVERYTHING = (*CASES, *(case for cases in FAMILIES.values() for case in cases), 
 
 @dataclass(frozen=True)
 class Result:
-    """What the doctor said of a project."""
+    """What the doctor said of a project.
+
+    Attributes:
+        quotient: The gradient that the ranks apply, divided by the derivative of what they compute; empty if unknown.
+    """
 
     case: Case
     report: Report
+    quotient: str = ""
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -77,14 +85,24 @@ def examine_case(case: Case) -> Result:
     what: dict[str, Any] = {"target": f"{file}{case.target}", "data": case.data and f"{file}{case.data}"}
     if case.command:
         what = {"command": (str(Path(sys.executable).parent / case.words[0]), *case.words[1:])}
-    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+    quotients, finish = [""], _Examination.finish
+
+    def finish_and_measure(examination: _Examination) -> None:
+        finish(examination)
+        # An examination asks for the derivative only where nothing else tells.
+        if examination.evidence.worked("ranks") and (found := measure(examination.evidence)):
+            quotients.append(f"{found[0]:.6f}")
+
+    patch = mock.patch.object(_Examination, "finish", finish_and_measure)
+    with tempfile.TemporaryDirectory() as folder, chdir(folder), patch:
         # Two of Lightning's demos download this text unless it is here.
         words = random.Random(0)
         Path("data").mkdir()
         Path("data/wikitext-2.txt").write_text(
             "\n".join(" ".join(f"w{words.randrange(100)}" for _ in range(20)) for _ in range(300))
         )
-        return Result(case, examine(**what, timeout=TIMEOUT))
+        report = examine(**what, timeout=TIMEOUT)
+        return Result(case, report, quotients[-1])
 
 
 def main(words: list[str]) -> int:
@@ -116,7 +134,8 @@ def _row(result: Result) -> str:
     case = result.case
     verdict = "" if case.verdict == Verdict.FAULT or not result.codes else f" ({case.verdict})"
     found = f"{', '.join(result.codes) or 'no fault'}{verdict}{'' if result.is_right else ', not as expected'}"
-    return f"| {case.name} | {case.note} | {found} | {result.report.seconds:.0f} | {time.strftime('%Y-%m-%d')} |"
+    measured = f"{result.quotient} | {result.report.seconds:.0f} | {time.strftime('%Y-%m-%d')}"
+    return f"| {case.name} | {case.note} | {found} | {measured} |"
 
 
 def page_with(rows: dict[str, str]) -> str:
@@ -138,8 +157,9 @@ def page_with(rows: dict[str, str]) -> str:
         right = sum("not as expected" not in row for row in seen)
         missing = f"; {len(cases) - len(seen)} not examined yet" if len(seen) < len(cases) else ""
         lines.append(f"- {kind}: {right} of {len(seen)} as expected{missing}")
-    lines += ["", "| project | what it is | found | seconds | seen |", "|---|---|---|---|---|"]
-    lines += [rows.get(case.name, f"| {case.name} | {case.note} | not examined | | |") for case in EVERYTHING]
+    lines += ["", "| project | what it is | found | quotient | seconds | seen |"]
+    lines.append("|---|---|---|---:|---:|---|")
+    lines += [rows.get(case.name, f"| {case.name} | {case.note} | not examined | | | |") for case in EVERYTHING]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     return f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}"
 

@@ -108,7 +108,7 @@ def trained(
             values |= {f"before/0/{key}": torch.ones(4), f"applied/0/{key}": gradient, f"local/0/{key}": OWN[rank]}
         digests = {key: more["after"][rank] if "after" in more else str(values[f"applied/0/{key}"]) for key in KEYS}
         before = [*events, *more.get("each", ([], []))[rank]]
-        steps = [step(**more.get("steps", ({}, {}))[rank]), event("stepped", optimizer=0, weights=digests)]
+        steps = [step(**more.get("steps", ({}, {}))[rank]), event("stepped", weights=digests)]
         found.append(RankRecord(rank, [*before, *steps, *more.get("later", ([], []))[rank], END], values))
     return found
 

@@ -33,7 +33,6 @@ REJECTED = [
     ("a:b --only ,", "no check"),
     ("a:b --only LD001 --skip LD001", "No check is left"),
     ("--explain LD00", "LD00"),
-    ("--config missing.yaml", "no file missing.yaml"),
     ("--data a:b -- x", "--data"),
     ("a:b --html .", "--html"),
     ("a:b --json missing/report.json", "--json"),
@@ -121,10 +120,3 @@ def test_a_new_baseline_accepts_what_was_found(capsys: Capture) -> None:
     assert main([*flags, *EXAMPLE]) == 0
     assert "LD001" in Path("new.json").read_text()
     assert capsys.readouterr().out.startswith("No fault found, 1 accepted")
-
-
-@pytest.mark.slow
-def test_a_configuration_of_lightning_is_examined(capsys: Capture) -> None:
-    Path("mine.yaml").write_text("model: {class_path: lightning.pytorch.demos.boring_classes.BoringModel}\n")
-    assert main(["--config", "mine.yaml", "--only", "LD009"]) == 0
-    assert "checks: 1 made" in capsys.readouterr().out

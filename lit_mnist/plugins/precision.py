@@ -7,8 +7,6 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision, Precision
 
-from lit_mnist.errors import InputError
-
 PrecisionName = Literal["32-true", "64-true", "16-mixed", "bf16-mixed"]
 
 _AUTOCAST_DTYPE = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
@@ -57,20 +55,12 @@ def resolve_precision(precision: PrecisionName | Literal["auto"], device_type: s
 
 
 def precision_plugin(precision: PrecisionName, device_type: str) -> Precision:
-    """Returns Lightning's plugin for a precision; 16-mixed is float16 with a GradScaler, also on CPUs.
-
-    Raises:
-        InputError: The precision is none of those of `PrecisionName`.
-    """
+    """Returns Lightning's plugin for a precision; 16-mixed is float16 with a GradScaler, also on CPUs."""
     if precision == "16-mixed" and device_type == "cpu":
         return Float16OnCPU()
     if precision == "16-mixed" or precision == "bf16-mixed":  # noqa: PLR1714 - mypy does not narrow a set's members
         return MixedPrecision(precision, device_type)
-    if precision == "64-true":
-        return DoublePrecision()
-    if precision == "32-true":
-        return Precision()
-    raise InputError(f"precision must be auto, 32-true, 64-true, 16-mixed or bf16-mixed, but is {precision}.")
+    return DoublePrecision() if precision == "64-true" else Precision()
 
 
 def autocast(precision: PrecisionName, device_type: str) -> torch.autocast:

@@ -63,7 +63,8 @@ class StopTogether(Callback):
             received = torch.tensor(self.received, device=pl_module.device)
             self._agreed = int(trainer.strategy.reduce(received, reduce_op="max"))
         # A checkpoint that cannot be resumed exactly, such as that of an epoch's last batch, is not saved at once.
-        if self._agreed and all(each.save_now(trainer) for each in _checkpoints(trainer)):
+        exact = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ExactCheckpoint)]
+        if self._agreed and all(each.save_now(trainer) for each in exact):
             raise StoppedError(self._agreed)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -73,7 +74,3 @@ class StopTogether(Callback):
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         self.received = signum
-
-
-def _checkpoints(trainer: Trainer) -> list[ExactCheckpoint]:
-    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ExactCheckpoint)]

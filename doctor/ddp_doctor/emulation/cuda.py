@@ -110,10 +110,7 @@ def _set_device(device: Any) -> None:
 
 
 _VALUES = {
-    "is_available": True,
-    "is_initialized": True,
-    "is_bf16_supported": True,
-    "is_tf32_supported": True,
+    **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported"), True),
     "is_current_stream_capturing": False,
     "get_device_name": _PROPERTIES.name,
     "get_device_capability": (_PROPERTIES.major, _PROPERTIES.minor),

@@ -85,12 +85,9 @@ def shards(evidence: Evidence) -> bool:
     # An optimizer may have tensors of the rank, as slices of the parameters. Backward passes reach parameters alone.
     keys = list(names_of(ranks[0])) if len(ranks) > 1 else []
     reached = {key.partition(":")[0] for key in keys for rank in ranks if f"local/0/{key}" in rank.tensors}
-    for key in keys:
-        values = [rank.tensors[name] for rank in ranks if (name := f"before/0/{key}") in rank.tensors]
-        differ = len(values) == len(ranks) and any(not torch.equal(value, values[0]) for value in values)
-        if differ and key.partition(":")[0] not in reached:
-            return True
-    return False
+    rest = [key for key in keys if key.partition(":")[0] not in reached]
+    values = (evidence.runs["ranks"].tensors(f"before/0/{key}") for key in rest)
+    return any(not torch.equal(value, own[0]) for own in values for value in own)
 
 
 def own_weights(evidence: Evidence) -> str:

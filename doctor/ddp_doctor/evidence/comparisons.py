@@ -63,10 +63,5 @@ def comparison_of(evidence: Evidence) -> Comparison:
     found = evidence.reference
     if reason := found.cannot:
         return Comparison(reason=reason)
-    return Comparison(
-        True,
-        found.method,
-        differences=found.differences,
-        threshold=found.threshold,
-        module=found.module if found.differs else "",
-    )
+    module = found.module if found.differs else ""
+    return Comparison(True, found.method, "", found.differences, found.threshold, module)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_doctor.evidence.communication import averaged_weights, own_weights
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.rank_comparison import SAME, RankComparison, distance, is_multiple, names_of
+from ddp_doctor.evidence.rank_comparison import RankComparison, distance, is_multiple, names_of
 from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord
 
@@ -137,22 +137,6 @@ def _classify(
         kind = "partly" if len(known) > len(unequal) else "local"
     amount = max(distance(*known[key][0]) for key in unequal)
     return Divergence(step, kind, tuple(names[key] for key in unequal), amount, place)
-
-
-def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
-    """Returns the first clipping of gradients that are not averaged yet, with the norm of each rank, or None.
-
-    The average has the same norm on all ranks.
-    """
-    if first_divergence(evidence) or own_weights(evidence):
-        return None
-    clips = [[event for event in rank.of_kind("clip") if event["norm"] is not None] for rank in evidence.trained]
-    for events in zip(*clips, strict=False):
-        norms = [event["norm"] for event in events]
-        active = any(norm > event["limit"] for norm, event in zip(norms, events, strict=True))
-        if active and max(norms) - min(norms) > SAME * max(norms):
-            return events[0], norms
-    return None
 
 
 def passes_of(record: RankRecord, step: int) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -138,18 +137,15 @@ def select_differently(events: Sequence[Event]) -> bool:
     return len({event.get("divided") for event in events}) > 1
 
 
-def repeated_samples(events: Sequence[Event]) -> list[int]:
-    """Returns the samples of an evaluation that come too often, if the samples are divided among the ranks."""
+def repeated_samples(events: Sequence[Event]) -> int:
+    """Returns how many samples of an evaluation come too often, if the samples are divided among the ranks."""
     if not indices_known(events) or select_differently(events):
-        return []
+        return 0
     lists = [event["indices"] for event in events]
-    sets, union = [set(one) for one in lists], {index for one in lists for index in one}
-    batch = max(max(event["sizes"]) for event in events)
+    union, batch = {index for one in lists for index in one}, max(max(event["sizes"]) for event in events)
     extra = sum(map(len, lists)) - len(union)
-    if all(one == union for one in sets) or extra > batch * len(events):
-        # Each rank evaluates all samples, or draws them with replacement.
-        return []
-    return sorted(index for index, count in Counter(index for one in lists for index in one).items() if count > 1)
+    # Otherwise, each rank evaluates all samples, or draws them with replacement.
+    return extra if extra <= batch * len(events) and any(set(one) != union for one in lists) else 0
 
 
 def communicates(evidence: Evidence) -> bool:

@@ -27,11 +27,9 @@ NEEDS = (wrapped, optimizer_steps, averages_gradients)
 def check(evidence: Evidence) -> list[Finding]:
     """Finds parameters that DistributedDataParallel does not know, although its forward pass is called."""
     found = first_divergence(evidence)
-    hooks = evidence.ranks[0].of_kind("comm_hook")
     # A hook may return its own gradient to each rank.
-    if found is None or found.kind not in {"partly", "local"} or (found.kind == "local" and hooks):
-        return []
-    if not found.passes or not found.passes[-1]["synchronizes"]:
+    kinds = {"partly"} if evidence.ranks[0].of_kind("comm_hook") else {"partly", "local"}
+    if found is None or found.kind not in kinds or not found.passes or not found.passes[-1]["synchronizes"]:
         return []
     message = f"DistributedDataParallel does not know {listed(found.parameters)}: each rank uses its own gradient."
     return [fault(message, found.step, found.tensor, found.measured, found.place)]

@@ -2,7 +2,8 @@
 
 from ddp_doctor.evidence.decisions import different_metrics, stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, own_clip, skipping_rank
+from ddp_doctor.evidence.gradients import first_divergence, skipping_rank
+from ddp_doctor.evidence.rank_comparison import SAME
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, unmet
 from ddp_doctor.findings import Finding, fault
 
@@ -29,7 +30,7 @@ def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients that one rank changes, and steps that one rank skips."""
     found = first_divergence(evidence)
     if found is None:
-        return _own_clip(evidence)
+        return unmet(evidence, averages_gradients) or own_clip(evidence)
     clips = [[event for event in rank.of_kind("clip") if event["step"] == found.step] for rank in evidence.ranks]
     rates = [[event["lr"] for event in rank.of_kind("step")][found.step : found.step + 1] for rank in evidence.ranks]
     place = found.place
@@ -53,12 +54,14 @@ def check(evidence: Evidence) -> list[Finding]:
     return [fault(message, found.step, found.tensor, found.measured, place)]
 
 
-def _own_clip(evidence: Evidence) -> list[Finding]:
-    """Finds gradients that each rank clips before they are averaged."""
-    found = own_clip(evidence)
-    if found is None:
-        return unmet(evidence, averages_gradients)
-    event, norms = found
-    shown = ", ".join(f"{norm:.3g} on rank {rank}" for rank, norm in enumerate(norms))
-    message = f"Each rank clips its own gradient before the average: {event['function']} sees a norm of {shown}."
-    return [fault(message, event["step"], place=event["place"])]
+def own_clip(evidence: Evidence) -> list[Finding]:
+    """Finds gradients that each rank clips before they are averaged: the average has the same norm on all ranks."""
+    clips = [[event for event in rank.of_kind("clip") if event["norm"] is not None] for rank in evidence.trained]
+    for events in zip(*clips, strict=False):
+        norms, first = [event["norm"] for event in events], events[0]
+        active = any(norm > event["limit"] for norm, event in zip(norms, events, strict=True))
+        if active and max(norms) - min(norms) > SAME * max(norms):
+            shown = ", ".join(f"{norm:.3g} on rank {rank}" for rank, norm in enumerate(norms))
+            message = f"Each rank clips its own gradient before the average: {first['function']} sees norms of {shown}."
+            return [fault(message, first["step"], place=first["place"])]
+    return []

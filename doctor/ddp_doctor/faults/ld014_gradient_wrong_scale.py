@@ -3,9 +3,10 @@
 from math import isclose
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip, without_batch_norm
+from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
 from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison, solve, vector
 from ddp_doctor.evidence.requirements import compared, unmet
+from ddp_doctor.faults.ld011_rank_steps_differently import own_clip
 from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import Run
 

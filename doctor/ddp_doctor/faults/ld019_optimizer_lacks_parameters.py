@@ -3,7 +3,6 @@
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import two_steps
 from ddp_doctor.findings import Finding, fault, listed, note
-from ddp_doctor.records.run import RankRecord
 
 TITLE = "The optimizer lacks parameters"
 CAUSE = """\
@@ -27,7 +26,9 @@ def check(evidence: Evidence) -> list[Finding]:
     """Compares the parameters that get gradients with those of the optimizers."""
     record = next(rank for rank in evidence.trained if len(rank.of_kind("step")) > 1)
     steps = record.of_kind("step")
-    forgotten = _forgotten(record)
+    # Those that belong to no optimizer at the end, and that nothing else changes.
+    first = {name: value for event in reversed(steps) for name, value in event["unowned"].items()}
+    forgotten = [name for name, value in steps[-1]["unowned"].items() if value == first[name]]
     created = [event["place"] for event in record.of_kind("optimizer") if event["place"]]
     place = created[0] if created else steps[0]["place"]
     lost = f"{listed(forgotten)} get gradients, but belong to no optimizer and do not change."
@@ -41,12 +42,3 @@ def check(evidence: Evidence) -> list[Finding]:
         message = f"{lost} Freeze them with requires_grad_(False), if this is intended."
         return [note(message, 0, forgotten[0], place=place)]
     return [fault(lost, 0, forgotten[0], f"{len(forgotten)} parameters", place)]
-
-
-def _forgotten(record: RankRecord) -> list[str]:
-    """Returns the parameters with gradients that belong to no optimizer at the end, and that nothing else changes."""
-    found = [event["unowned"] for event in record.of_kind("step")]
-    first: dict[str, str] = {}
-    for values in found:
-        first = values | first
-    return [name for name, value in found[-1].items() if value == first[name]]

@@ -1,11 +1,8 @@
 """LD035: a frozen batch norm still updates."""
 
-from typing import Any
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import batch_norm
 from ddp_doctor.findings import Finding, fault, listed
-from ddp_doctor.records.run import RankRecord
 
 TITLE = "A frozen batch norm still updates"
 CAUSE = """\
@@ -28,24 +25,14 @@ NEEDS = (batch_norm,)
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds batch norms in training mode within a part whose weights never change while others are trained."""
-    for event, names in filter(None, map(_frozen, evidence.trained)):
-        message = f"{listed(names)} of {event['module']} changes its running statistics, although its part is frozen."
-        return [fault(message, event["step"], names[0], place=event["place"])]
+    for record in evidence.trained:
+        forwards = [event for event in record.of_kind("forward") if event["gradients"]]
+        # A discriminator is frozen for a while, and the encoder of a momentum teacher changes without gradients.
+        for kind in {event["module"] for event in forwards}:
+            passes = [event for event in forwards if event["module"] == kind]
+            norms = [event.get("frozen_norms", {}) for event in passes]
+            same = [name for name in norms[0] if all(own.get(name) == norms[0][name] for own in norms)]
+            if same and len({event["step"] for event in passes}) > 1:
+                message = f"{listed(same)} of {kind} changes its running statistics, although its part is frozen."
+                return [fault(message, passes[0]["step"], same[0], place=passes[0]["place"])]
     return []
-
-
-def _frozen(record: RankRecord) -> tuple[dict[str, Any], list[str]] | None:
-    """Returns the first forward pass with such layers, and their names."""
-    forwards = [event for event in record.of_kind("forward") if event["gradients"]]
-    # A discriminator is frozen for a while, and the encoder of a momentum teacher changes without gradients.
-    for kind in {event["module"] for event in forwards}:
-        passes = [event for event in forwards if event["module"] == kind]
-        if len({event["step"] for event in passes}) < 2:
-            continue
-        first = passes[0].get("frozen_norms", {})
-        same = [
-            name for name in first if all(event.get("frozen_norms", {}).get(name) == first[name] for event in passes)
-        ]
-        if same and any(rank_step["names"] for rank_step in record.of_kind("step")):
-            return passes[0], same
-    return None

@@ -3,8 +3,8 @@
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, later_divergence, loss_place
 from ddp_doctor.evidence.order import names
-from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
-from ddp_doctor.findings import Finding, cannot_tell, fault, listed, unclear
+from ddp_doctor.evidence.requirements import averages_gradients, compared, optimizer_steps, unmet
+from ddp_doctor.findings import Finding, fault, listed, unclear
 
 TITLE = "Ranks have different weights"
 CAUSE = """\
@@ -40,12 +40,10 @@ def check(evidence: Evidence) -> list[Finding]:
             message += " The gradients were equal: the weights before, the rates or the optimizers are not."
         return [fault(message, found.step, found.tensor, found.measured, found.place)]
     reference = evidence.reference
-    if reference.cannot:
-        return [cannot_tell(f"The ranks and one process were not compared: {reference.cannot}.")]
     if reference.differs and not found:
         message = "The ranks have another gradient than one process: a fault, or what the doctor does not repeat there."
         return [unclear(message, reference.step, reference.tensor, reference.measured, loss_place(evidence))]
-    return []
+    return unmet(evidence, compared)
 
 
 def _held_differently(evidence: Evidence) -> Finding | None:

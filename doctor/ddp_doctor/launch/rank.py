@@ -110,16 +110,11 @@ def described(error: BaseException) -> dict[str, Any]:
 
 def _run_target(spec: Spec, rank: int) -> None:
     target = spec.target
-    if target.config:
-        from ddp_doctor.launch.lightning_rank import run_config
-
-        run_config(spec)
-        return
     found = load_object(target.name)
     if inspect.isclass(found):
         from ddp_doctor.launch.lightning_rank import run_module
 
-        run_module(found, load_object(target.data) if target.data else None, spec)
+        run_module(found, load_object(target.data) if target.data else None, spec.world_size)
     elif not callable(found):
         raise InputError(f"{target.name} is a {type(found).__name__}, not a LightningModule or a function.")
     else:

@@ -21,15 +21,7 @@ from ddp_doctor.probes.samples import SampleProbe, base_indices, below_subsets, 
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder, agreed, caller, number_of, sample_digests, user_frames
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.torch_internals import (
-    drain,
-    graph_nodes,
-    index_lists,
-    tree_leaves,
-    tree_map,
-    watch_indices,
-    without_modes,
-)
+from ddp_doctor.torch_internals import drain, graph_nodes, index_lists, on_indices, tree_leaves, tree_map, without_modes
 
 # Batches of an epoch without an optimizer step, for each step that is wanted.
 _MOST_MICRO_BATCHES = 16
@@ -309,7 +301,7 @@ class LoaderProbe:
 
     def install(self) -> None:
         """Installs the probe."""
-        watch_indices()
+        on_indices(lambda iterator, indices: index_lists(iterator).append(indices), lambda iterator: None)
         wrap(DataLoader, "__iter__", self._on_iter)
         before(
             DistributedSampler, "set_epoch", lambda sampler, epoch: self.recorder.add("set_epoch", number=int(epoch))

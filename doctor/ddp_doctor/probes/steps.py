@@ -161,7 +161,7 @@ class StepProbe:
 
     def _know(self, optimizer: Optimizer) -> None:
         if optimizer not in self.optimizers:
-            self.recorder.add("optimizer", optimizer=len(self.optimizers))
+            self.recorder.add("optimizer")
             self.optimizers.append(optimizer)
         self.gradients.watch(_parameters(optimizer))
 
@@ -274,7 +274,7 @@ class StepProbe:
             weights[key] = digest(parameter)
             if kept:
                 recorder.keep(f"after/{recorder.step}/{key}", parameter)
-        recorder.add("stepped", optimizer=number, weights=weights)
+        recorder.add("stepped", weights=weights)
         recorder.step += 1
         move = self.spec.interventions.get("move")
         if move and move["step"] == recorder.step:

@@ -31,21 +31,19 @@ class Target:
     """What is examined.
 
     Attributes:
-        name: `package.module:name` or `path/to/file.py:name`; empty for a configuration or a command.
+        name: `package.module:name` or `path/to/file.py:name`; empty for a command.
         data: The same for a LightningDataModule, or empty.
         args: Further arguments of a function.
-        config: Path of a configuration of LightningCLI, or empty.
         command: The words of a command, or empty.
     """
 
     name: str = ""
     data: str = ""
     args: tuple[str, ...] = ()
-    config: str = ""
     command: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self.name or self.config or " ".join(self.command)
+        return self.name or " ".join(self.command)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Program:
     @cached_property
     def distributed(self) -> bool:
         """Whether the program communicates by means of torch itself, and no framework owns the loop."""
-        communicates = any(file.communicates for file in self.files)
+        communicates = any(_COMMUNICATES.search(file.text) for file in self.files)
         return communicates and not any(_FRAMEWORK.search(file.text) for file in self.files)
 
     @cached_property
@@ -76,11 +76,6 @@ class SourceFile:
                 return ast.parse(self.text)
         except (SyntaxError, ValueError, RecursionError):
             return ast.Module([], [])
-
-    @cached_property
-    def communicates(self) -> bool:
-        """Whether the file itself wraps a model or makes a process group."""
-        return bool(_COMMUNICATES.search(self.text))
 
     @cached_property
     def aliases(self) -> dict[str, str]:

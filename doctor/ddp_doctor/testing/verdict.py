@@ -145,6 +145,8 @@ def _name(
     for rank, outcome in enumerate(main):
         if not outcome.values["loss"].isfinite():
             return "LD013", f"the loss of rank {rank} is {float(outcome.values['loss'])}, as that of no labels"
+    if set(found) == {"loss"}:
+        return "LD024", "the reported loss, although the gradients agree"
     over = [rank["over"] for rank in ranks if "over" in rank]
     if over and not differences(case, over, one):
         return "LD012", "with the statistics of all ranks, the difference is gone"
@@ -169,9 +171,8 @@ def _name(
         return "LD013", f"the samples of the ranks count {shares} on one process, and {1 / count:.3g} each on ranks"
     if "gradient" in found:
         return "LD015", "negatives, statistics, or what else the loss takes from other samples, are those of a rank"
-    if names := [name for name in found if name != "loss"]:
-        return "LD015", f"each rank updates {names[0]} with its own samples, although the gradients agree"
-    return "LD024", "the reported loss, although the gradients agree"
+    changed = next(name for name in found if name != "loss")
+    return "LD015", f"each rank updates {changed} with its own samples, although the gradients agree"
 
 
 def _shown(value: torch.Tensor | None) -> str:
