@@ -86,12 +86,14 @@ def _by_rates(evidence: Evidence, record: RankRecord, count: int) -> list[Findin
     # One process comes to the samples of the ranks after as many times more steps.
     most = min(len(_first_epoch(record)), _MOST_STEPS) * count**2 + 2
     if len(_first_epoch(one)) < most:
-        longer = evidence.run("a longer epoch", world_size=1, steps=most)
+        # Two epochs are run, and a program without epochs has all its steps in the first one.
+        steps = most if record.training_epochs[1:] else (most + 1) // 2
+        longer = evidence.run("a longer epoch", world_size=1, steps=steps)
         one = longer.ranks[0] if longer.worked else one
-    alone, steps = _of_first_epoch(one), record.of_kind("step")
+    alone, places = _of_first_epoch(one), [event["place"] for event in record.of_kind("step")]
     compared = [_compare(ours[number][:_MOST_STEPS], alone.get(number, []), count) for number in changing]
     found = min(filter(None, compared), key=lambda one: list(Verdict).index(one.verdict), default=None)
-    return [replace(found, place=steps[found.step or 0]["place"])] if found else []
+    return [replace(found, place=places[found.step or 0])] if found else []
 
 
 def _compare(rates: Sequence[float], alone: Sequence[float], count: int) -> Finding | None:

@@ -1,9 +1,7 @@
 """LD026: a checkpoint loads nothing."""
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import Event
 from ddp_doctor.findings import Finding, fault, listed, not_reached
-from ddp_doctor.records.run import RankRecord
 
 TITLE = "A checkpoint loads nothing"
 CAUSE = """\
@@ -26,18 +24,15 @@ def check(evidence: Evidence) -> list[Finding]:
     """Finds `load_state_dict(strict=False)` whose keys match no key of the module."""
     if not any(record.of_kind("load_state_dict") for record in evidence.ranks):
         return [not_reached("No state is loaded.")]
-    for event in (event for record in evidence.ranks for event in _unmatched(record)):
-        message = (
-            f"load_state_dict(strict=False) of {event['module']} matches no key: the module wants "
-            f"{listed(event['missing'])}, but the state has {listed(event['unexpected'])}."
-        )
-        return [fault(message, event["step"], event["missing"][0], place=event["place"])]
+    for record in evidence.ranks:
+        events = record.of_kind("load_state_dict")
+        # Another attempt may load it.
+        loaded = {event["module"] for event in events if event["matched"]}
+        tried = [event for event in events if event["missing"] and event["unexpected"] and not event["strict"]]
+        for event in (event for event in tried if event["module"] not in loaded):
+            message = (
+                f"load_state_dict(strict=False) of {event['module']} matches no key: the module wants "
+                f"{listed(event['missing'])}, but the state has {listed(event['unexpected'])}."
+            )
+            return [fault(message, event["step"], event["missing"][0], place=event["place"])]
     return []
-
-
-def _unmatched(record: RankRecord) -> list[Event]:
-    events = record.of_kind("load_state_dict")
-    # Another attempt may load it.
-    loaded = {event["module"] for event in events if event["matched"]}
-    tried = [event for event in events if event["missing"] and event["unexpected"] and not event["strict"]]
-    return [event for event in tried if event["module"] not in loaded]

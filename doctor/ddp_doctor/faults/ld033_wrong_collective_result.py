@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import passes_of
 from ddp_doctor.evidence.rank_comparison import is_multiple, names_of
-from ddp_doctor.evidence.requirements import need, optimizer_steps, unmet, wrapped
+from ddp_doctor.evidence.requirements import optimizer_steps, unmet, wrapped
 from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.lazy import torch
 from ddp_doctor.records.run import RankRecord, Run
@@ -38,13 +38,14 @@ def check(evidence: Evidence) -> list[Finding]:
     for event in (event for rank in evidence.trained for event in rank.of_kind("not_waited")):
         message = f"{event['op']} is called with async_op=True, and the optimizer steps without waiting for it."
         return [fault(message, event["step"], place=event["of"])]
-    if missing := unmet(evidence, wrapped, optimizer_steps, _one_pass):
+    if missing := unmet(evidence, wrapped, optimizer_steps):
         return missing
     run = evidence.runs["ranks"]
-    names = names_of(run.ranks[0])
-    for step, event in enumerate(run.ranks[0].of_kind("step")):
-        if not _is_averaged_once(run.ranks[0], step):
-            continue
+    first, names = run.ranks[0], names_of(run.ranks[0])
+    steps = [(step, event) for step, event in enumerate(first.of_kind("step")) if _is_averaged_once(first, step)]
+    if not steps:
+        return [cannot_tell("Each step accumulates gradients of several passes, so the average of one was not seen.")]
+    for step, event in steps:
         least = _least(run, step, event["names"])
         for number in range(len(run.ranks)):
             keys = [key for key in event["names"] if _is_wrong(run, evidence.single, number, f"{step}/{key}", least)]
@@ -78,14 +79,3 @@ def _is_wrong(run: Run, single: RankRecord | None, number: int, key: str, least:
     equal = all(torch.equal(own, tensor) for tensor in applied)
     alone = single.tensors.get(f"applied/{key}") if single and not own.any() else None
     return not equal or (alone is not None and bool(alone.any()))
-
-
-def _has_one_pass(evidence: Evidence) -> bool:
-    ranks = evidence.ranks[:1]
-    return any(_is_averaged_once(rank, step) for rank in ranks for step in range(len(rank.of_kind("step"))))
-
-
-_one_pass = need(
-    _has_one_pass,
-    cannot_tell("Each step accumulates the gradients of several passes, so the average of one was not seen."),
-)
