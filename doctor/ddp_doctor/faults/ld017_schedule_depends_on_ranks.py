@@ -28,7 +28,7 @@ Compute the length in optimizer steps, and step once; use the length of the undi
 """
 THREADS = ("huggingface/accelerate#2926", "huggingface/accelerate#2318")
 NEEDS = (optimizer_steps,)
-# A program without epochs has more steps than are compared.
+# Steps of an epoch that are compared; of a program without epochs, as many as a short epoch has.
 _MOST_STEPS = 12
 
 
@@ -84,14 +84,15 @@ def _by_rates(evidence: Evidence, record: RankRecord, count: int) -> list[Findin
     if one is None:
         return [cannot_tell("The program did not run on one process, so its rates there are not known.")]
     # One process comes to the samples of the ranks after as many times more steps.
-    most = min(len(_first_epoch(record)), _MOST_STEPS) * count**2 + 2
+    limit = _MOST_STEPS if record.training_epochs else evidence.spec.steps
+    most = min(len(_first_epoch(record)), limit) * count**2 + 2
     if len(_first_epoch(one)) < most:
         # Two epochs are run, and a program without epochs has all its steps in the first one.
         steps = most if record.training_epochs[1:] else (most + 1) // 2
         longer = evidence.run("a longer epoch", world_size=1, steps=steps)
         one = longer.ranks[0] if longer.worked else one
     alone, places = _of_first_epoch(one), [event["place"] for event in record.of_kind("step")]
-    compared = [_compare(ours[number][:_MOST_STEPS], alone.get(number, []), count) for number in changing]
+    compared = [_compare(ours[number][:limit], alone.get(number, []), count) for number in changing]
     found = min(filter(None, compared), key=lambda one: list(Verdict).index(one.verdict), default=None)
     return [replace(found, place=places[found.step or 0])] if found else []
 
