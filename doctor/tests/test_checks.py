@@ -452,10 +452,12 @@ ROWS["LD027"] = [
     ("shadowed under Join", NOTHING, evidence(ranks=journals([JOIN, OF_JOIN, REDUCE], [JOIN, REDUCE]))),
     ("not shadowed under Join", "fault", evidence(ranks=journals([JOIN, REDUCE, OF_JOIN], [JOIN, OF_JOIN]))),
 ]
+SHOWN = epoch(batches=9, sizes=[], place="mine.py:9 in show")
 ROWS["LD028"] = [
     ("rank 0 has more batches", "fault", batches(3, 2)),
     ("as many batches", NOTHING, batches(2, 2)),
     ("an endless stream", NOTHING, batches(3, 2, endless=True)),
+    ("rank 0 shows images", NOTHING, each([SHOWN, epoch(batches=2, sizes=[])], [epoch(batches=2, sizes=[])])),
     ("Join", "not applicable", batches(3, 2, event("join"))),
     ("a stream that was not read to its end", "cannot tell", batches(3, 2, iterable=True, drained=False)),
 ]

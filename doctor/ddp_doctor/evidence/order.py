@@ -32,7 +32,12 @@ class Contents(NamedTuple):
 
 def training_epochs(ranks: Sequence[RankRecord]) -> list[list[Event]]:
     """Returns the epochs of training that all ranks have and take batches of, each with its event on every rank."""
-    found = zip(*(rank.training_epochs for rank in ranks), strict=False)
+    own = [rank.training_epochs for rank in ranks]
+    places = [{event["place"] for event in epochs} for epochs in own]
+    if shared := set.intersection(*places) if places else set():
+        # What one rank reads alone, such as images to show, is no epoch of all.
+        own = [[event for event in epochs if event["place"] in shared] for epochs in own]
+    found = zip(*own, strict=False)
     # A rank that takes none gets its samples from another one.
     return [list(events) for events in found if all(event.get("yielded", 1) for event in events)]
 
