@@ -15,7 +15,7 @@ from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.evidence.comparisons import compare_training, comparison_of
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.requirements import ask
-from ddp_doctor.faults import choose_checks, is_structural
+from ddp_doctor.faults import choose_checks, is_structural, load_checks
 from ddp_doctor.files.protection import Protection, examination_folder
 from ddp_doctor.findings import DEFECT, MADE, REASONS, CheckState, Finding, Report, Stage, Verdict, cannot_tell
 from ddp_doctor.launch.runner import Runner, device_changes, emulation_for
@@ -274,11 +274,16 @@ class _Examination:
             return f"the stage failed, which is a defect of the doctor: {type(error).__name__}: {error}"
 
     def _check(self) -> str:
-        for code, check in self.checks.items():
+        for code, check in load_checks().items():
+            # LD036 reports what no other check explains, whether that one is wanted or not.
+            if code not in self.checks and not ("LD036" in self.checks and hasattr(check, "EXPLAINS")):
+                continue
             found = self._ask(check)
-            self.states[code] = CheckState.of(code, found)
             self.evidence.explained |= any(self._explains(check, finding) for finding in found)
             self.evidence.faulty |= any(finding.verdict is Verdict.FAULT for finding in found)
+            if code not in self.checks:
+                continue
+            self.states[code] = CheckState.of(code, found)
             self.findings += [
                 replace(finding, code=code, place=self.evidence.relative(finding.place))
                 for finding in found

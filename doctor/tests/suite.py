@@ -34,7 +34,6 @@ GUIDE, PAGE = ROOT / "docs" / "guide.md", ROOT / "benchmark" / "suite.md"
 BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
 _DEMOS = "lightning.pytorch.demos"
 _BORING = f"{_DEMOS}.boring_classes:BoringModel"
-# Programs that nobody in this project wrote.
 _MODULES = "boring_classes:BoringModel boring_classes:ManualOptimBoringModel lstm:LightningLSTM"
 INSTALLED = (
     *(
@@ -80,18 +79,15 @@ def examine_case(case: Case) -> Result:
 
     def measured(examination: _Examination) -> None:
         finish(examination)
-        # An examination asks for the derivative only where nothing else tells.
         if examination.evidence.worked("ranks") and (found := measure(examination.evidence)):
             quotients.append(f"{found[0]:.6f}")
 
-    patched = mock.patch.object(_Examination, "finish", measured)
-    with tempfile.TemporaryDirectory() as folder, chdir(folder), patched:
+    with tempfile.TemporaryDirectory() as folder, chdir(folder), mock.patch.object(_Examination, "finish", measured):
         # Two of Lightning's demos download this text unless it is here.
         words = random.Random(0)
         Path("data").mkdir()
-        Path("data/wikitext-2.txt").write_text(
-            "\n".join(" ".join(f"w{words.randrange(100)}" for _ in range(20)) for _ in range(300))
-        )
+        text = "\n".join(" ".join(f"w{words.randrange(100)}" for _ in range(20)) for _ in range(300))
+        Path("data/wikitext-2.txt").write_text(text)
         return Result(case, examine(**what, timeout=TIMEOUT), quotients[-1])
 
 
@@ -105,7 +101,6 @@ def main(words: list[str]) -> int:
     with get_context("spawn").Pool(maxtasksperchild=1) as pool:
         for result in pool.imap_unordered(examine_case, wanted):
             wrong += not result.is_right
-            # The results of the others are kept.
             rows = rows_of_page() | {result.case.name: _row(result)}
             PAGE.write_text(page_with(rows))
             print(rows[result.case.name], flush=True)
@@ -143,8 +138,7 @@ def page_with(rows: dict[str, str]) -> str:
     days = sorted(row.split()[-2] for row in rows.values())
     lines = [f"Seen from {days[0]} to {days[-1]}, on CPUs, with {libraries}.", ""]
     for kind, cases in kinds.items():
-        seen = [rows[case.name] for case in cases if case.name in rows]
-        right = sum("not as expected" not in row for row in seen)
+        right = sum("not as expected" not in rows[case.name] for case in cases if case.name in rows)
         lines.append(f"- {kind}: {right} of {len(cases)} as expected")
     lines += ["", "| project | what it is | found | quotient | seconds | seen |", "|---|---|---|--:|--:|---|"]
     lines += [rows.get(case.name, f"| {case.name} | {case.note} | not examined | | | |") for case in EVERYTHING]

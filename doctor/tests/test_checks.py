@@ -14,7 +14,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison
 from ddp_doctor.evidence.requirements import ask
 from ddp_doctor.examination import _Examination
-from ddp_doctor.faults import load_checks
+from ddp_doctor.faults import choose_checks, load_checks
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
 
@@ -510,7 +510,13 @@ def test_the_verdict(code: str, expected: str, given: Evidence) -> None:
 
 
 def test_every_check_says_what_it_needs() -> None:
-    """Of a program that only imports torch, files and groups alone are known."""
+    # Of a program that only imports torch, files and groups alone are known.
     examination = _Examination(evidence(ranks=both(END)), load_checks())
     examination._check()
     assert [code for code, state in examination.states.items() if not state.reason] == ["LD032"]
+
+
+def test_a_check_that_is_not_wanted_explains_what_it_knows() -> None:
+    examination = _Examination(stepped(*OWN), choose_checks(["LD036"], []))
+    examination._check()
+    assert not examination.findings
