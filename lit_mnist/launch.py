@@ -87,7 +87,7 @@ def plan_ranks(accelerator: str, devices: list[int] | str | int, num_nodes: int)
     except (ValueError, TypeError, MisconfigurationException) as error:
         raise InputError(f"trainer.devices {devices}: {error}") from error
     if not count:
-        raise InputError(f"trainer.accelerator {accelerator}, trainer.devices {devices}: this machine has no such GPU.")
+        raise InputError(f"trainer.accelerator {accelerator}, trainer.devices {devices}: there is no such device.")
     if are_started and count * num_nodes != int(os.environ["WORLD_SIZE"]):
         raise InputError(
             f"trainer.devices {count} on trainer.num_nodes {num_nodes} are {count * num_nodes} ranks, but "
