@@ -48,8 +48,7 @@ def decisions(evidence: Evidence) -> Sequence[Decision]:
         for place in sorted(set.intersection(*map(set, times))):
             # What names the rank is meant to differ.
             if (condition := _condition_at(place)) and not names_rank(condition.node.test):
-                own = [of_rank[place] for of_rank in times]
-                found += _differences(condition, own, [rank.rank for rank in pair], steps, saves)
+                found += _differences(condition, times, [rank.rank for rank in pair], steps, saves)
     return sorted(found, key=lambda decision: (not decision.taken, _DECIDES.index(decision.decides)))
 
 
@@ -81,7 +80,7 @@ def deciding_numbers(evidence: Evidence) -> set[float]:
 
 def _differences(
     condition: Condition,
-    times: Sequence[Sequence[dict[str, Any]]],
+    times: Sequence[dict[str, list[dict[str, Any]]]],
     ranks: Sequence[int],
     steps: set[str],
     saves: set[str],
@@ -91,21 +90,29 @@ def _differences(
     A rank that never decides otherwise may be asked for its number, and one that decides before the first optimizer
     step does not ask for what it has learned.
     """
-    where = condition.place, ast.unparse(condition.node.test)
-    outcomes = [[time["then"] in condition.body for time in own if time["then"] is not None] for own in times]
-    learned = any(time["step"] for own in times for time in own)
-    differ = [number for number, pair in enumerate(zip(*outcomes, strict=False), 1) if pair[0] != pair[1]]
+    where, owns = (condition.place, ast.unparse(condition.node.test)), [of_rank[condition.line] for of_rank in times]
+    outcomes = [[time["then"] in condition.body for time in own if time["then"] is not None] for own in owns]
+    learned = any(time["step"] for own in owns for time in own)
+    differ = [number for number, pair in enumerate(zip(*outcomes, strict=False)) if pair[0] != pair[1]]
     constant = all(len(set(own)) == 1 for own in outcomes) and (len(outcomes[0]) > 1 or not learned)
-    if differ and not constant and (decides := condition.decides(steps, saves)):
-        how = f"its evaluation {differ[0]} differs between ranks {ranks[0]} and {ranks[1]}"
+
+    def ends(time: dict[str, Any]) -> str:
+        endings = [one.line for one in condition.reached(steps) if one.ends_training(steps)]
+        # After a collective, the ranks may decide together.
+        after = (other for line in endings for of_rank in times for other in of_rank.get(line, ()))
+        alone = any(other["collectives"] == time["collectives"] and other["step"] >= time["step"] for other in after)
+        return ENDS if alone else ""
+
+    if differ and not constant and (decides := ends(owns[0][differ[0]]) or condition.keeps_by(saves)):
+        how = f"its evaluation {differ[0] + 1} differs between ranks {ranks[0]} and {ranks[1]}"
         yield Decision(*where, decides, taken=True, how=how)
-    pairs = (pair for pair in zip(*times, strict=False) if pair[0]["step"])
-    numbers = (
-        (text, a["reads"][text], b["reads"][text]) for a, b in pairs for text in a["reads"] if text in b["reads"]
-    )
-    own = next((number for number in numbers if _differ(*number[1:])), None)
-    if own and not condition.fails and (decides := condition.decides_itself(steps, saves)):
-        shown = " and ".join(f"{value:.6g} on rank {rank}" for value, rank in zip(own[1:], ranks, strict=True))
+    pairs = (pair for pair in zip(*owns, strict=False) if pair[0]["step"])
+    numbers = ((text, a, b) for a, b in pairs for text in a["reads"] if text in b["reads"])
+    own = next((one for one in numbers if _differ(one[1]["reads"][one[0]], one[2]["reads"][one[0]])), None)
+    if own and not condition.fails and (decides := ends(own[1]) or condition.decides_itself(steps, saves)):
+        shown = " and ".join(
+            f"{time['reads'][own[0]]:.6g} on rank {rank}" for time, rank in zip(own[1:], ranks, strict=True)
+        )
         yield Decision(*where, decides, taken=False, how=f"it reads `{own[0]}`, which is {shown}")
 
 
@@ -149,7 +156,7 @@ class Condition:
     @property
     def place(self) -> str:
         """The user's `file:line in function`."""
-        return f"{self.file.path}:{self.node.lineno} in {getattr(self.file.scope(self.node), 'name', '<module>')}"
+        return f"{self.line} in {getattr(self.file.scope(self.node), 'name', '<module>')}"
 
     @property
     def body(self) -> range:
@@ -163,14 +170,18 @@ class Condition:
         last = self.node.body[-1]
         return isinstance(last, ast.Raise) or (isinstance(last, ast.Expr) and _exits(last.value))
 
-    def decides(self, steps: set[str], saves: set[str]) -> str:
-        """Returns what it decides, directly or through values that it sets, by the places of steps and saves."""
-        return ENDS if self.stops(steps) else KEEPS if self._is_around(saves) else ""
+    @property
+    def line(self) -> str:
+        """Its `file:line`."""
+        return f"{self.file.path}:{self.node.lineno}"
+
+    def keeps_by(self, saves: set[str]) -> str:
+        """Returns `KEEPS` if something is saved or not by it."""
+        return KEEPS if self._is_around(saves) else ""
 
     def decides_itself(self, steps: set[str], saves: set[str]) -> str:
-        """Returns what it decides directly."""
-        skips = STEPS if self._skips_step(steps) else ""
-        return ENDS if self._ends_training(steps) else KEEPS if self.keeps(saves) else skips
+        """Returns what it decides directly, beside the end of the training."""
+        return KEEPS if self.keeps(saves) else STEPS if self._skips_step(steps) else ""
 
     def keeps(self, saves: set[str]) -> bool:
         """Returns whether weights are saved or copied by it, as those of the best epoch."""
@@ -182,18 +193,31 @@ class Condition:
         return any(_contains(self.node, line) for line in self._lines(places))
 
     def stops(self, steps: set[str]) -> bool:
-        """Returns whether the training loop ends by it, or by a value that it sets, as `best`, and then `patience`."""
-        reached = [self]
-        for one in reached:
-            stored = [part for part in ast.walk(one.node) if isinstance(getattr(part, "ctx", None), ast.Store)]
-            names, attributes = ({getattr(part, key, "") for part in stored} - {""} for key in ("id", "attr"))
-            for other in _conditions(str(self.file.path)).values():
-                used, same = names_in([other.node.test]), self.file.scope(other.node) is self.file.scope(one.node)
-                if other not in reached and (used & attributes or (same and used & names)):
-                    reached.append(other)
-        return any(condition._ends_training(steps) for condition in reached)
+        """Returns whether the training loop ends by it, or by a value that it sets."""
+        return any(condition.ends_training(steps) for condition in self.reached(steps))
 
-    def _ends_training(self, steps: set[str]) -> bool:
+    def reached(self, steps: set[str]) -> Sequence[Condition]:
+        """Returns the conditions that it influences by values that it sets, as `best`, and then `patience`.
+
+        Attributes may be read in another file, where the optimizer steps.
+        """
+        paths = {str(self.file.path), *(place.rpartition(":")[0] for place in steps)}
+        others, reached = [one for path in sorted(paths) for one in _conditions(path).values()], [self]
+        files = {one.file.path: one.file for one in others}.values()
+        assigned = [(file, node) for file in files for node in file.nodes if isinstance(node, ast.Assign)]
+        for one in reached:
+            scope, (names, attributes) = one.file.scope(one.node), _stored(one.node)
+            for file, node in assigned:
+                # As in `self.stop = self.bad > self.patience`.
+                if names_in([node.value]) & (attributes | names if file.scope(node) is scope else attributes):
+                    names, attributes = (old | new for old, new in zip((names, attributes), _stored(node), strict=True))
+            for other in others:
+                seen = attributes | names if other.file.scope(other.node) is scope else attributes
+                if other not in reached and names_in([other.node.test]) & seen:
+                    reached.append(other)
+        return reached
+
+    def ends_training(self, steps: set[str]) -> bool:
         """Returns whether it leaves a loop or function in which the optimizer steps."""
         left = [self.file.loops(part)[0] for part in self._parts if isinstance(part, ast.Break)]
         left += [self.node] if isinstance(self.node, ast.While) else []
@@ -218,6 +242,12 @@ class Condition:
     def _lines(self, places: Iterable[str]) -> list[int]:
         """Returns the lines of places in the same file."""
         return [int(place.rpartition(":")[2]) for place in places if place.startswith(f"{self.file.path}:")]
+
+
+def _stored(node: ast.AST) -> tuple[set[str], set[str]]:
+    """Returns the names and the attributes that a statement sets."""
+    stored = [part for part in ast.walk(node) if isinstance(getattr(part, "ctx", None), ast.Store)]
+    return tuple({getattr(part, key) for part in stored if hasattr(part, key)} for key in ("id", "attr"))  # type: ignore[return-value]
 
 
 def _contains(node: ast.AST, line: int) -> bool:

@@ -18,13 +18,16 @@ FIX = """\
 Split once: either in your own sampler, which the framework is told to keep, or in the framework:
     Trainer(use_distributed_sampler=False)
 """
-THREADS = ("Lightning-AI/pytorch-lightning#1995", "Lightning-AI/pytorch-lightning#9655")
+_SHUFFLES = "Lightning-AI/pytorch-lightning#21447"
+THREADS = ("Lightning-AI/pytorch-lightning#1995", "Lightning-AI/pytorch-lightning#9655", _SHUFFLES)
 _USUAL = {"RandomSampler", "SequentialSampler", None}
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the sampler and its samples on one process and on the ranks."""
-    found = _too_many_parts(evidence) or replaced_sampler(evidence) or split_twice(evidence)
+    found = (
+        _too_many_parts(evidence) or replaced_sampler(evidence) or split_twice(evidence) or _shuffled_order(evidence)
+    )
     return [found] if found else unmet(evidence, _own_sampler)
 
 
@@ -78,6 +81,22 @@ def split_twice(evidence: Evidence) -> Finding | None:
         return None
     message = f"Each of {names(range(ranks))} has its own part of the samples, which a sampler divides again."
     return _finding(message, total - sum(drawn), total, several[0])
+
+
+def _shuffled_order(evidence: Evidence) -> Finding | None:
+    """Finds a fixed order of the user's sampler, such as one by length, that Lightning shuffles on several ranks."""
+    first, alone = _first_epochs(evidence), evidence.single.training_epochs[:2] if evidence.single else []
+    if first is None or len(alone) < 2 or alone[0]["indices"] != alone[1]["indices"]:
+        return None
+    one, several = first
+    place = {index: number for number, index in enumerate(one["indices"])}
+    orders = [[place.get(index, 0) for index in event["indices"]] for event in several]
+    # A rank without a sample of its own begins with the first ones again.
+    wrapped = several[0]["sampler"] == "DistributedSamplerWrapper" and one["sampler"] not in _USUAL
+    if not wrapped or all(order[:-1] == sorted(order[:-1]) for order in orders):
+        return None
+    message = f"The {one['sampler']} has one order, which Lightning shuffles on several ranks, a known fault of it "
+    return fault(f"{message}({_SHUFFLES}).", several[0]["step"], place=several[0]["place"] or one["place"])
 
 
 def _first_epochs(evidence: Evidence) -> tuple[Event, list[Event]] | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event
-from ddp_doctor.findings import Finding, cannot_tell, fault, listed, not_reached
+from ddp_doctor.findings import Finding, cannot_tell, fault, listed, not_reached, note
 from ddp_doctor.records.run import RankRecord, Run
 
 TITLE = "A resumed run loses state"
@@ -23,7 +23,12 @@ Save and load everything that changes in a step, and what each rank has for itse
     state = {'model': model, 'optimizer': optimizer, 'scheduler': scheduler, 'scaler': scaler}
     torch.save({key: part.state_dict() for key, part in state.items()}, path)
 """
-THREADS = ("PolymathicAI/the_well#77", "atomistic-machine-learning/schnetpack#785")
+THREADS = (
+    "PolymathicAI/the_well#77",
+    "atomistic-machine-learning/schnetpack#785",
+    "Lightning-AI/pytorch-lightning#20550",
+    "huggingface/accelerate#2016",
+)
 NUMERIC = True
 _AVERAGE = "with tensors of the weights' shapes changes in each step, such as an average of the weights"
 
@@ -118,7 +123,10 @@ def _not_restored(firsts: Sequence[RankRecord], ranks: Sequence[RankRecord]) -> 
         or _repeated_epoch(firsts[0], ranks[0], step)
         or _taken_from_rank_0(firsts, ranks, step)
     )
-    return fault(message, step, place=place) if message else None
+    if message:
+        return fault(message, step, place=place)
+    told = _other_samples(firsts[0], ranks[0], step)
+    return note(told, step, place=place) if told else None
 
 
 def _place(event: Event, record: RankRecord) -> str:
@@ -167,6 +175,19 @@ def _steps_of_epoch(record: RankRecord, first: int = 0) -> list[Event]:
         if event["kind"] == "step" and event["step"] >= first:
             found.append(event)
     return found
+
+
+def _other_samples(first: RankRecord, resumed: RankRecord, step: int) -> str:
+    """Compares the samples after a checkpoint within an epoch, of which many programs begin another one on purpose."""
+    trained = [[batch for batch in record.of_kind("batch") if batch["trains"]] for record in (first, resumed)]
+    expected = next((batch for batch in trained[0] if batch["step"] == step), None)
+    found = next(iter(trained[1]), None)
+    if not (expected and found and expected["number"]) or expected["indices"] == found["indices"]:
+        return ""
+    return (
+        f"The checkpoint after step {step} is within an epoch, of which a resumed run takes other samples: some of it "
+        "are used twice, and others never."
+    )
 
 
 def _repeated_epoch(first: RankRecord, resumed: RankRecord, step: int) -> str:

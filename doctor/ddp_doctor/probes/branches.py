@@ -64,11 +64,11 @@ class BranchProbe:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        # By line: the steps before each time, the line `then` that follows, and the numbers that the condition reads.
+        # By line: steps and collectives before each time, the line `then` that follows, and the numbers that are read.
         self.times: dict[str, list[dict[str, Any]]] = {}
         self._left = _MOST_LINES
-        # The condition that each frame evaluates, and the number of collectives before it.
-        self._open: dict[int, tuple[dict[str, Any], int]] = {}
+        # The condition that each frame evaluates.
+        self._open: dict[int, dict[str, Any]] = {}
 
     def install(self) -> None:
         """Begins to follow this thread, including the functions that run already."""
@@ -86,17 +86,17 @@ class BranchProbe:
         if self._left < 0:
             sys.settrace(None)
             return None
-        if event != "exception" and (known := self._open.pop(id(frame), None)):
-            time, collectives = known
+        if event != "exception" and (time := self._open.pop(id(frame), None)):
             # A frame ends after its last line.
             time["then"] = frame.f_lineno if event == "line" else 0
-            if self.recorder.collectives > collectives:
+            if self.recorder.collectives > time["collectives"]:
                 # The condition has combined its numbers over the ranks.
                 time["reads"] = {}
         path, line = frame.f_code.co_filename, frame.f_lineno
         if event == "line" and (operands := operands_of_file(path).get(line)) is not None:
             times = self.times.setdefault(f"{path}:{line}", [])
             if len(times) < _MOST_TIMES:
-                times.append({"step": self.recorder.step, "then": None, "reads": values_of(operands, frame)})
-                self._open[id(frame)] = times[-1], self.recorder.collectives
+                now = {"step": self.recorder.step, "collectives": self.recorder.collectives}
+                times.append({**now, "then": None, "reads": values_of(operands, frame)})
+                self._open[id(frame)] = times[-1]
         return self._on_line
