@@ -185,8 +185,8 @@ def _other_samples(first: RankRecord, resumed: RankRecord, step: int) -> str:
     if not (expected and found and expected["number"]) or expected["indices"] == found["indices"]:
         return ""
     return (
-        f"The checkpoint after step {step} is within an epoch, of which a resumed run takes other samples: some of it "
-        "are used twice, and others never."
+        f"The checkpoint after step {step} is within an epoch, and a resumed run goes on with other samples: some are "
+        "used twice, others never."
     )
 
 

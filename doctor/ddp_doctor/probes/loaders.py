@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
+from ddp_doctor.after_import import after_import
 from ddp_doctor.probes.draws import DrawProbe
 from ddp_doctor.probes.generators import OwnGenerators, generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe, RankBatches
@@ -29,6 +30,7 @@ _MOST_MICRO_BATCHES = 16
 _COMPLETE = 20
 # Of larger data sets, the order of the first epochs alone is recorded to the end.
 _LARGE = 100_000
+_STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 
 
 class ShortEpoch(Iterator[Any]):
@@ -303,6 +305,8 @@ class LoaderProbe:
         """Installs the probe."""
         on_indices(lambda iterator, indices: index_lists(iterator).append(indices), lambda iterator: None)
         wrap(DataLoader, "__iter__", self._on_iter)
+        # It is a DataLoader with an `__iter__` of its own.
+        after_import({_STATEFUL: lambda module: wrap(module.StatefulDataLoader, "__iter__", self._on_iter)})
         before(
             DistributedSampler, "set_epoch", lambda sampler, epoch: self.recorder.add("set_epoch", number=int(epoch))
         )
