@@ -37,7 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Adds the CLI reference and the pages of the checks."""
     files.append(File.generated(config, "cli.md", content=cli_page()))
     for code, check in load_checks().items():
-        files.append(File.generated(config, f"checks/{code}.md", content=page_of(check)))
+        files.append(File.generated(config, f"checks/{code}.md", content=page_of(code, check)))
     return files
 
 
@@ -87,7 +87,7 @@ def cli_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def page_of(check: ModuleType) -> str:
+def page_of(code: str, check: ModuleType) -> str:
     """Returns the page of a check, as Markdown: what `ddp-doctor --explain` prints."""
     fix: list[str] = []
     for line in check.FIX.splitlines():
@@ -96,7 +96,7 @@ def page_of(check: ModuleType) -> str:
             fix.append("")
         fix.append(line)
     threads = "\n".join(f"- [{name}]({_address(name)})" for name in check.THREADS)
-    return f"""# {check.CODE}: {check.TITLE}
+    return f"""# {code}: {check.TITLE}
 
 {check.CAUSE}
 

@@ -1,4 +1,4 @@
-"""The pages: their commands run, their links resolve, and the two READMEs have the same commands and numbers.
+"""The pages: their commands run, their links resolve, and their site is built; the READMEs have the same numbers.
 
 A block of a page whose first line is `# NAME.py` is a file in the folder in which its bash blocks run, in their order.
 """
@@ -76,6 +76,14 @@ def test_its_links_resolve(page: Path) -> None:
         assert path.exists() or path in generated, target
         if anchor and path.suffix == ".md":
             assert anchor in anchors(path.read_text()), f"{target}#{anchor}"
+
+
+@pytest.mark.timeout(300)
+def test_the_site_is_built(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr[-3000:]
+    assert len(list((tmp_path / "checks").glob("LD*.html"))) == 36
 
 
 def test_the_readmes_have_the_same_commands_and_numbers() -> None:

@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 ROOT, STAND_INS = HERE.parent, HERE / "stand_ins"
 PAGE, WORK = HERE / "corpus.md", ROOT / "build" / "corpus"
 BEGIN, END = "<!-- corpus -->\n", "<!-- end of corpus -->\n"
+_FALSE = "**false fault**"
 # Seconds for an examination, and for a run of it.
 LIMIT, HUNG = 1800, 200
 DEFAULTS: dict[str, Any] = {"folder": "", "data": {}, "needs": "", "environment": {}, "gpu": True, "stand_ins": False}
@@ -44,8 +45,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="words, of which a program's name contains one")
     parser.add_argument("--checkouts", type=Path, default=WORK / "checkouts", help="folder of the repositories")
     request = parser.parse_args()
-    (WORK / "results").mkdir(parents=True, exist_ok=True)
-    paths = {one.name: WORK / "results" / f"{one.name}.json" for one in load()}
+    WORK.mkdir(parents=True, exist_ok=True)
     for program in load():
         if not request.names or any(word in program.name for word in request.names):
             try:
@@ -54,11 +54,9 @@ def main() -> int:
                 # Its repository or a package cannot be had: the others can be examined.
                 print(f"{program.name}: not examined: {type(error).__name__}: {error}", flush=True)
             else:
-                paths[program.name].write_text(json.dumps(result, indent=1) + "\n")
                 print(f"{program.name}: {result['seconds']} s, faults {result['faults']}", flush=True)
-    rows = [(one, json.loads(paths[one.name].read_text())) for one in load() if paths[one.name].exists()]
-    wrong = [one.name for one, result in rows if set(result["faults"]) - set(one.faults)]
-    write_table(rows, wrong)
+                write_table(rows_of_page() | {program.name: row(program, result)})
+    wrong = [name for name, line in rows_of_page().items() if _FALSE in line]
     print(f"faults that were not expected: {', '.join(wrong) or 'none'}")
     return bool(wrong)
 
@@ -133,21 +131,31 @@ def installed(requirement: str) -> Path:
     return folder
 
 
-def write_table(rows: list[tuple[Program, dict[str, Any]]], wrong: list[str]) -> None:
-    """Writes the results into the page, if there are some."""
-    # A fault that ends the run is a verdict.
-    ended = [result for _, result in rows if result["faults"] or not (result["error"] or result["hang"])]
-    if not ended:
-        return
-    seconds = [result["seconds"] for result in ended]
-    lines = ["", f"Programs: {len(rows)}. Examined to the end: {len(ended)}."]
-    lines += [f"Compared with one process: {len([result for result in ended if result['compared']])}."]
-    lines += [f"Programs with a false fault: {len(wrong)}."]
-    lines += [f"Seconds per program: median {statistics.median(seconds):.0f}, most {max(seconds):.0f}.", ""]
-    lines += ["| program | command | needed | verdict | compared with one process | s | doctor |"]
-    lines += ["|---|---|---|---|---|---:|---|", *(row(program, result) for program, result in rows), ""]
-    judged = [(one, code) for one, result in rows for code in result["faults"] if code in one.faults]
-    lines += [f"- **{program.name}, {code}**: {program.faults[code]}" for program, code in judged]
+def rows_of_page() -> dict[str, str]:
+    """Returns the row of each program that the page lists, by its name."""
+    lines = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].splitlines()
+    return {line[3:].partition("]")[0]: line for line in lines if line.startswith("| [")}
+
+
+def write_table(rows: dict[str, str]) -> None:
+    """Writes these rows into the page, with what a person has found of their faults."""
+    programs = [program for program in load() if program.name in rows]
+    lines = [rows[program.name] for program in programs]
+    cells = [line.split(" | ") for line in lines]
+    ended = [row for row in cells if row[3] not in {"not examined", "hung"}]
+    seconds = [int(row[5]) for row in ended]
+    head = ["", f"Programs: {len(lines)}. Examined to the end: {len(ended)}."]
+    head += [f"Compared with one process: {sum(not row[4].startswith('no: ') for row in ended)}."]
+    head += [f"Programs with a false fault: {sum(_FALSE in line for line in lines)}."]
+    head += [f"Seconds per program: median {statistics.median(seconds):.0f}, most {max(seconds):.0f}.", ""]
+    head += ["| program | command | needed | verdict | compared with one process | s | doctor |"]
+    found = [
+        f"- **{program.name}, {code}**: {why}"
+        for program, row in zip(programs, cells, strict=True)
+        for code, why in program.faults.items()
+        if f"{code} fault" in row[3]
+    ]
+    lines = [*head, "|---|---|---|---|---|---:|---|", *lines, "", *found]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text("".join([before, BEGIN, "\n".join(lines), "\n", END, rest.partition(END)[2]]))
 
@@ -155,7 +163,7 @@ def write_table(rows: list[tuple[Program, dict[str, Any]]], wrong: list[str]) ->
 def row(program: Program, result: dict[str, Any]) -> str:
     """Returns the line of the table."""
     address = f"https://github.com/{program.repository}/tree/{program.commit}/{program.folder}".rstrip("/")
-    words = [f"{code} {'fault' if code in program.faults else '**false fault**'}" for code in result["faults"]]
+    words = [f"{code} {'fault' if code in program.faults else _FALSE}" for code in result["faults"]]
     words += [other for other in result["others"] if other.endswith(("devices", "unclear", "note"))]
     verdict = "not examined" if result["error"] else ", ".join(words) or ("hung" if result["hang"] else "no fault")
     why = result["error"].strip().rpartition("\n")[2] or program.not_compared or result["why"]

@@ -27,6 +27,8 @@ from ddp_doctor.versions import library_versions
 _ORDER = list(Verdict)
 # Of NVIDIA and AMD, and of both under Windows.
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+# They report what no other check explains: those that could explain it are asked, whether they are wanted or not.
+_WHAT_IS_LEFT = ("LD015", "LD016", "LD036")
 OnStage = Callable[[str], None]
 _NO_TRAINING = (
     "ended with exit code 0, and no process that can be observed has trained: an argument such as --help ends a "
@@ -274,9 +276,10 @@ class _Examination:
             return f"the stage failed, which is a defect of the doctor: {type(error).__name__}: {error}"
 
     def _check(self) -> str:
+        last = max((code for code in _WHAT_IS_LEFT if code in self.checks), default="")
         for code, check in load_checks().items():
-            # LD036 reports what no other check explains, whether that one is wanted or not.
-            if code not in self.checks and not ("LD036" in self.checks and hasattr(check, "EXPLAINS")):
+            explains = code < last and hasattr(check, "EXPLAINS") and (self.numeric or is_structural(check))
+            if code not in self.checks and not explains:
                 continue
             found = self._ask(check)
             self.evidence.explained |= any(self._explains(check, finding) for finding in found)

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 HERE = Path(__file__).parent
-PAGE, RESULTS = HERE.parent / "pairs.md", HERE.parents[1] / "build" / "pairs.json"
+PAGE = HERE.parent / "pairs.md"
 BEGIN, END = "<!-- pairs -->\n", "<!-- end of pairs -->\n"
 # Seconds for the code of one commit.
 LIMIT = 300
@@ -27,16 +27,14 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="pairs; those that are not held, if there is none")
     request = parser.parse_args()
     content = yaml.safe_load((HERE / "pairs.yaml").read_text())
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    wrong = 0
     for pair in content["pairs"]:
         if pair["name"] in request.names or not (request.names or pair["held"]):
-            results[pair["name"]] = result = examine(pair, request.folder)
+            result = examine(pair, request.folder)
             print(pair["name"], pair["expected"], json.dumps(result, indent=1), flush=True)
-            RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    write(content, results)
-    tried = [pair for pair in content["pairs"] if pair["name"] in results]
-    return int(not all(all(judge(pair, results[pair["name"]])) for pair in tried))
+            wrong += not all(judge(pair, result))
+            write(content, rows_of_page() | {pair["name"]: row(pair, result)})
+    return int(wrong > 0)
 
 
 def examine(pair: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -110,28 +108,33 @@ def judge(pair: dict[str, Any], result: dict[str, Any]) -> tuple[bool, bool]:
     return any(parent.get(code, "").startswith("fault") for code in codes), not heard
 
 
-def write(content: dict[str, Any], results: dict[str, Any]) -> None:
-    """Writes the tables into the page."""
+def rows_of_page() -> dict[str, str]:
+    """Returns the row of each pair that the page lists, by its name."""
+    lines = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].splitlines()
+    return {line.split()[1]: line for line in lines if line.startswith("| ") and line[-3].isdigit()}
+
+
+def row(pair: dict[str, Any], result: dict[str, Any]) -> str:
+    """Returns the row of a pair."""
+    cells = [pair["name"] + " (held)" * pair["held"], *map(pair.get, ("thread", "family", "how", "expected"))]
+    for well, said in zip(judge(pair, result), (result["parent"], result["fix"]), strict=True):
+        others = [code if code == "error" else f"{code} {text.partition(':')[0]}" for code, text in said.items()]
+        cells.append("yes" if well else ", ".join(["**no**", *others]))
+    return f"| {' | '.join(cells)} | {result['seconds']} | {time.strftime('%Y-%m-%d')} |"
+
+
+def write(content: dict[str, Any], rows: dict[str, str]) -> None:
+    """Writes these rows into the page."""
     heads = ["pair", "thread", "family", "tried", "expected", "found in the parent", "silent in the fix", "seconds"]
-    rows, right, reasons = [heads, ["---"] * len(heads)], {True: [], False: []}, {}
-    pairs = [pair for pair in content["pairs"] if pair["name"] in results]
-    for pair in pairs:
-        result = results[pair["name"]]
-        right[pair["held"]].append(all(both := judge(pair, result)))
-        cells = []
-        for well, said in zip(both, (result["parent"], result["fix"]), strict=True):
-            others = [code if code == "error" else f"{code} {text.partition(':')[0]}" for code, text in said.items()]
-            cells.append("yes" if well else ", ".join(["**no**", *others]))
-        name = pair["name"] + " (held)" * pair["held"]
-        rows.append([name, *map(pair.get, ("thread", "family", "how", "expected")), *cells, str(result["seconds"])])
-    total, projects = right[True] + right[False], {pair["repository"] for pair in pairs}
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    pairs = [pair for pair in content["pairs"] if pair["name"] in rows]
+    right = [pair for pair in pairs if rows[pair["name"]].count(" | yes") == 2]
+    held, projects = [pair for pair in pairs if pair["held"]], {pair["repository"] for pair in pairs}
+    lines = [f"| {' | '.join([*heads, 'seen'])} |", "|" + " --- |" * 9, *(rows[pair["name"]] for pair in pairs)]
     lines += [
-        f"\nRight: {sum(total)} of {len(total)} pairs of {len(projects)} repositories; of the held ones, at first"
+        f"\nRight: {len(right)} of {len(pairs)} pairs of {len(projects)} repositories; of the held ones, at first "
+        f"sight, {sum(pair['held'] for pair in right)} of {len(held)}. With torch {version('torch')}.\n"
     ]
-    lines[-1] += (
-        f" sight, {sum(right[True])} of {len(right[True])}. {time.strftime('%d %B %Y')}, torch {version('torch')}.\n"
-    )
+    reasons: dict[str, list[str]] = {}
     for one in content["cannot_run_here"]:
         reasons.setdefault(one["reason"], []).append(one["thread"])
     lines += ["Cannot run here:\n", *(f"- {reason}: {', '.join(threads)}" for reason, threads in reasons.items())]

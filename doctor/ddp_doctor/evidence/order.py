@@ -120,7 +120,7 @@ def divides_batches(evidence: Evidence) -> bool:
     ranks: Sequence[RankRecord] = evidence.ranks
     if any(_first_batch(rank).get("drawn") for rank in ranks):
         # Dropout makes the gradients differ, too, unless all ranks have one seed.
-        run = evidence.run("equal draws", interventions={"seeds": 0})
+        run = evidence.run("equal draws", interventions={"seeds": True})
         ranks = run.ranks if run.worked else ranks
     first = [_first_batch(rank) for rank in ranks]
     random = any(batch.get("drawn") for batch in first) and len({batch["generators"]["torch"] for batch in first}) > 1

@@ -207,7 +207,7 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     if len(sure) < len(found):
         if not _evaluated(several.ranks, loaders) <= _evaluated(one.ranks, loaders):
             return sure, "The ranks evaluate other samples than one process."
-        draws: dict[str, Any] = {"still": True, "seeds": 0}
+        draws: dict[str, Any] = {"still": True, "seeds": True}
         other = evidence.run("fixed weights, other draws", world_size=1, same_seed=True, interventions=draws)
         if not other.worked or _differing(alone, _numbers(other.ranks[0]), metrics):
             return sure, "The metrics depend on random numbers."

@@ -46,7 +46,7 @@ def check(evidence: Evidence) -> list[Finding]:
         ended = _ended(ranks)
         if not ended and max(known) <= _MOST_BATCHES:
             seconds = min(evidence.spec.timeout, _SECONDS + 2 * evidence.runs["ranks"].seconds)
-            run = evidence.run("whole epoch", steps=max(known) + 1, timeout=seconds)
+            run = evidence.run("epoch to its end", steps=max(known) + 1, timeout=seconds)
             ended = _ended(run.ranks)
             if not ended and run.worked:
                 # The loop ends before the shortest loader does.

@@ -265,7 +265,7 @@ class LoaderProbe:
     """Observes the DataLoaders.
 
     Attributes:
-        finish: Called when everything that is wanted was seen; it does not return.
+        finish: Called when everything that is wanted was seen; returns if the program is to train on after the numbers.
         first_batch: Called with each training batch, before it is given to the user's code.
         is_alone: Whether the others wait for what this rank trains alone, so that the run must not end.
     """
