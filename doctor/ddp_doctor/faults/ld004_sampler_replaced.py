@@ -85,15 +85,17 @@ def split_twice(evidence: Evidence) -> Finding | None:
 
 def _shuffled_order(evidence: Evidence) -> Finding | None:
     """Finds a fixed order of the user's sampler, such as one by length, that Lightning shuffles on several ranks."""
-    first, alone = _first_epochs(evidence), evidence.single.training_epochs[:2] if evidence.single else []
-    if first is None or len(alone) < 2 or alone[0]["indices"] != alone[1]["indices"]:
+    first = _first_epochs(evidence)
+    if first is None or evidence.single is None or first[1][0]["sampler"] != "DistributedSamplerWrapper":
         return None
     one, several = first
-    place = {index: number for number, index in enumerate(one["indices"])}
-    orders = [[place.get(index, 0) for index in event["indices"]] for event in several]
-    # A rank without a sample of its own begins with the first ones again.
-    wrapped = several[0]["sampler"] == "DistributedSamplerWrapper" and one["sampler"] not in _USUAL
-    if not wrapped or all(order[:-1] == sorted(order[:-1]) for order in orders):
+    order = one["indices"]
+    fixed = [event["indices"] for event in evidence.single.training_epochs[:2]] == [order, order]
+    place = {index: number for number, index in enumerate(order)}
+    # The last sample of a rank may be one that fills its epoch.
+    orders = [[place.get(index, 0) for index in event["indices"][:-1]] for event in several]
+    # In ascending order, a sampler only selects samples.
+    if not fixed or order == sorted(order) or all(own == sorted(own) for own in orders):
         return None
     message = f"The {one['sampler']} has one order, which Lightning shuffles on several ranks, a known fault of it "
     return fault(f"{message}({_SHUFFLES}).", several[0]["step"], place=several[0]["place"] or one["place"])
