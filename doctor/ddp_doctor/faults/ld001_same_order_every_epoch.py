@@ -64,7 +64,7 @@ def check(evidence: Evidence) -> list[Finding]:
         proof = f"with {owner}.set_epoch(epoch) before each epoch, the orders differ"
         if called and not evidence.spec.whole_epochs:
             # The code calls set_epoch, perhaps where its own epochs end, and these were shortened.
-            whole = evidence.run("epochs of all samples", whole_epochs=True)
+            whole = evidence.run("whole epochs", whole_epochs=True)
             if not whole.worked:
                 return [cannot_tell(f"Two epochs have one order, but whole epochs failed: {whole.short_reason}")]
             if _same_order(whole.ranks[rank.rank]) is None:
