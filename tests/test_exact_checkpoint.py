@@ -284,12 +284,17 @@ def test_killed_and_resumed(ranks, tmp_path, setting, options) -> None:
         assert os.listdir(tmp_path / f"{kill}") == ["last.ckpt"]
 
 
-def test_killed_and_resumed_on_two_ranks(ranks, tmp_path) -> None:
-    options = {"count": 2, "strategy": "ddp", "workers": 0}
-    uninterrupted = trained(ranks, tmp_path / "whole", scheduled, **options)
-    killed(ranks, tmp_path / "killed", 15, scheduled, **options)
-    assert "2 ranks" in rejection(ranks, tmp_path / "killed", scheduled, workers=0)
-    assert_equal(trained(ranks, tmp_path / "killed", scheduled, **options), uninterrupted)
+@pytest.mark.parametrize(
+    ("setting", "options", "kill"),
+    # With workers, a stock Trainer resumes at the end of an epoch with the order of the first one.
+    [(scheduled, {"workers": 0}, 19), (plain, {"workers": 1, "every": 1000}, 14)],
+)
+def test_killed_and_resumed_on_two_ranks(ranks, tmp_path, setting, options, kill) -> None:
+    options = {"strategy": "ddp_find_unused_parameters_true", **options}
+    uninterrupted = trained(ranks, tmp_path / "whole", setting, 2, **options)
+    killed(ranks, tmp_path / "killed", kill, setting, 2, **options)
+    assert "2 ranks" in rejection(ranks, tmp_path / "killed", setting, workers=0)
+    assert_equal(trained(ranks, tmp_path / "killed", setting, 2, **options), uninterrupted)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])

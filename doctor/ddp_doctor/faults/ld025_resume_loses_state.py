@@ -13,6 +13,7 @@ TITLE = "A resumed run loses state"
 CAUSE = """\
 A checkpoint that lacks the scheduler, the averaged weights or the optimizer resumes with their initial values, and with
 one of rank 0, all ranks continue with its position in the data and its generators. The loss has only a small bump.
+Lightning 2.6.6 resumes with the order of the first epoch if a loader has workers.
 """
 WRONG = """\
 torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, path)
@@ -27,6 +28,7 @@ THREADS = (
     "PolymathicAI/the_well#77",
     "atomistic-machine-learning/schnetpack#785",
     "Lightning-AI/pytorch-lightning#20550",
+    "Lightning-AI/pytorch-lightning#21938",
     "huggingface/accelerate#2016",
 )
 NUMERIC = True
@@ -178,16 +180,20 @@ def _steps_of_epoch(record: RankRecord, first: int = 0) -> list[Event]:
 
 
 def _other_samples(first: RankRecord, resumed: RankRecord, step: int) -> str:
-    """Compares the samples after a checkpoint within an epoch, of which many programs begin another one on purpose."""
-    trained = [[batch for batch in record.of_kind("batch") if batch["trains"]] for record in (first, resumed)]
-    expected = next((batch for batch in trained[0] if batch["step"] == step), None)
-    found = next(iter(trained[1]), None)
-    if not (expected and found and expected["number"]) or expected["indices"] == found["indices"]:
+    """Compares the samples after a checkpoint; within an epoch, many programs begin another one on purpose."""
+    trained, again = ([batch for batch in record.of_kind("batch") if batch["trains"]] for record in (first, resumed))
+    expected = next((batch for batch in trained if batch["step"] == step), None)
+    found = again[0]["indices"] if again else None
+    if not (expected and found) or expected["indices"] == found:
         return ""
-    return (
-        f"The checkpoint after step {step} is within an epoch, and a resumed run goes on with other samples: some are "
-        "used twice, others never."
-    )
+    if expected["number"]:
+        return (
+            f"The checkpoint after step {step} is within an epoch, and a resumed run goes on with other samples: some "
+            "are used twice, others never."
+        )
+    if all(batch["number"] or batch["indices"] != found for batch in trained if batch["step"] < step):
+        return ""
+    return f"The checkpoint after step {step} ends an epoch, and a resumed run repeats the order of an earlier one."
 
 
 def _repeated_epoch(first: RankRecord, resumed: RankRecord, step: int) -> str:
