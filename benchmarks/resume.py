@@ -245,6 +245,9 @@ LIBRARIES: dict[str, Callable[..., nn.Module]] = {
     "Accelerate, use_stateful_dataloader": lambda **given: accelerate(
         DataLoaderConfiguration(use_stateful_dataloader=True), **given
     ),
+    "Accelerate, use_stateful_dataloader, use_seedable_sampler": lambda **given: accelerate(
+        DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=True), **given
+    ),
     "Transformers' Trainer": hf_trainer,
     "Fabric, as its example of a Trainer": fabric,
     "Lightning, ExactCheckpoint, ResumableDataLoader": lambda **given: lightning(
