@@ -81,7 +81,7 @@ def cli_page() -> str:
             program(words[1:]) if program else LitCLI(expand_words(words))
         command = " ".join(["python train.py", *words])
         # The usage repeats the names of all options.
-        text = re.sub(r"^usage: .*?\n\n", "", printed.getvalue(), flags=re.DOTALL).strip()
+        text = re.sub(r"^usage: .*?\n\n", "", printed.getvalue(), flags=re.DOTALL).strip().replace(" \b", "")
         parts.append(f"## {title}\n\n```text\n$ {command}\n\n{text}\n```")
     sys.argv = arguments
     return "\n\n".join(parts) + "\n"
