@@ -276,9 +276,13 @@ class _Examination:
             return f"the stage failed, which is a defect of the doctor: {type(error).__name__}: {error}"
 
     def _check(self) -> str:
-        last = max((code for code in _WHAT_IS_LEFT if code in self.checks), default="")
-        for code, check in load_checks().items():
-            explains = code < last and hasattr(check, "EXPLAINS") and (self.numeric or is_structural(check))
+        checks = load_checks()
+        # The last resort is asked after newer codes as well.
+        order = sorted(checks, key=lambda code: (code == _WHAT_IS_LEFT[-1], code))
+        last = max((order.index(code) for code in _WHAT_IS_LEFT if code in self.checks), default=0)
+        for number, code in enumerate(order):
+            check = checks[code]
+            explains = number < last and hasattr(check, "EXPLAINS") and (self.numeric or is_structural(check))
             if code not in self.checks and not explains:
                 continue
             found = self._ask(check)
