@@ -13,7 +13,8 @@ TITLE = "A resumed run loses state"
 CAUSE = """\
 A checkpoint that lacks the scheduler, the averaged weights or the optimizer resumes with their initial values, and with
 one of rank 0, all ranks continue with its position in the data and its generators. The loss has only a small bump.
-Lightning 2.6.6 resumes with the order of the first epoch if a loader has workers.
+Lightning 2.6.6 resumes with the order of the first epoch if a loader has workers; with lit_mnist's ExactCheckpoint, it
+does not.
 """
 WRONG = """\
 torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, path)
