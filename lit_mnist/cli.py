@@ -1,6 +1,6 @@
 """The command: LightningCLI with short options, the subcommand `train`, and ranks that are forked after the parsing.
 
-LightningCLI is the only parser. This file adds to it, before the parsing, the short options, which are rewritten to
+LightningCLI parses what a Trainer runs. This file adds, before the parsing, the short options, which are rewritten to
 long ones, and, after it, the ranks: they share what is imported and parsed, and each instantiates its own classes.
 """
 
@@ -328,9 +328,6 @@ def run_and_exit(command: Any) -> None:
         command()
     except SystemExit as error:
         code = error.code or 0
-    except MisconfigurationException as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = 2
     except BaseException as error:
         failure = launch.describe(error)
         print(failure.message, file=sys.stderr)

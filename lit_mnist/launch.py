@@ -264,7 +264,7 @@ def _rank(
 
 def describe(error: BaseException) -> Failure:
     """Returns the message and the exit code of an error: rejected input has no traceback."""
-    if isinstance(error, InputError):
+    if isinstance(error, InputError | MisconfigurationException):
         return Failure(f"error: {error}", 2)
     if isinstance(error, NonFiniteError):
         return Failure(f"error: {error}", 4)

@@ -69,7 +69,8 @@ def read_curves(folder: Path) -> dict[str, dict[str, Points]]:
     """
     curves: dict[str, dict[str, Points]] = {}
     rows: list[dict[str, str]] = []
-    for path in [*sorted(folder.glob("metrics-*.csv")), *folder.glob("metrics.csv")]:
+    resumed = sorted(folder.glob("metrics-*.csv"), key=lambda path: (len(path.name), path.name))
+    for path in [*resumed, *folder.glob("metrics.csv")]:
         with path.open(newline="") as file:
             rows += csv.DictReader(file)
     columns = {name for row in rows for name in row} - {"epoch", "step"}

@@ -51,7 +51,7 @@ class LitTrainer(Trainer):
         precision: As for a Trainer, or `auto`, which selects 16-mixed on GPUs, bf16-mixed on CPUs with fast bfloat16
             instructions, and 32-true on others. 16-mixed is float16 with a GradScaler on CPUs as well.
         sync_batchnorm: Whether batch norm uses the statistics of all ranks, on CPUs as well.
-        default_root_dir: The run folder; by default `runs/<time>`.
+        default_root_dir: The run folder; by default `runs/<time>`. Each of several trainers in a script needs its own.
         max_epochs: Epochs to train; 1 if neither this nor `max_steps` nor `max_time` is given.
         max_steps: Most optimizer steps; -1 for no limit.
         max_time: Most time, as for a Trainer.

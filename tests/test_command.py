@@ -11,6 +11,7 @@ import yaml
 from launching import Completed
 
 USER = ("--model", "others.Net", "--data", "others.Points")
+BORING = "lightning.pytorch.demos.boring_classes"
 
 FILES = {
     "flat.yaml": "seed_everything: 7\nmodel: {lr: 0.05}\ndata: {batch_size: 128}\ntrainer: {max_epochs: 3}\n",
@@ -121,6 +122,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
         ("--epochs -1", "schedule"),
         ("-m lit_mnist.engines.fabric --ckpt_path last", "fabric"),
         ("--trainer.strategy nonsense", "nonsense"),
+        (f"fit --model {BORING}.ManualOptimBoringModel --trainer.accumulate_grad_batches 2 --devices 2", "manual"),
         ("--precision 17", "17"),
         ("--data.root nowhere", "nowhere"),
         ("--data.root damaged", "SHA-256"),

@@ -83,7 +83,7 @@ def test_the_site_is_built(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[-3000:]
-    assert len(list((tmp_path / "checks").glob("LD*.html"))) == 36
+    assert (tmp_path / "checks" / "LD036.html").exists()
 
 
 def test_the_readmes_have_the_same_commands_and_numbers() -> None:

@@ -32,7 +32,7 @@ class Evidence:
             bits), `reference` (one process that was fed from it, and ends with its last step), `interrupted` and
             `started again` (a program that is ended after its first checkpoint, and its restart). `numbers later` are
             the longer epochs that follow `numbers`, of which weights and branches are recorded. Those that were not
-            possible are missing.
+            possible are missing. `compare` and `later` name others, and a check those that it alone needs.
         reference: The comparison of `numbers` and `reference`.
         deterministic: Whether the same code gives the same weights, as far as it is known.
         double: Whether the numbers are those of 64 bits.
