@@ -74,6 +74,8 @@ class FailureReport(Callback):
             path = Path(os.environ[STATUS_VARIABLE])
         path.parent.mkdir(parents=True, exist_ok=True)
         self._status = RankStatus(path, trainer.world_size)
+        # The file may be of a run that has crashed.
+        self._status.update(trainer.global_rank, trainer.global_step)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Records the step."""
