@@ -17,7 +17,7 @@ import torch.distributed as dist
 from launching import ROOT
 from lightning.pytorch import Trainer
 
-from examples import checkpoints, collectives, export, gather_predictions, ring
+from examples import checkpoints, collectives, export, gather_predictions
 from lit_mnist.errors import InputError
 from lit_mnist.module import LitClassifier
 from lit_mnist.plugins import PortableSyncBatchNorm
@@ -74,14 +74,6 @@ def test_collectives_show_what_each_rank_holds(ranks: Ranks) -> None:
         "all_to_all": ["[1, 11, 21]", "[2, 12, 22]", "[3, 13, 23]"],
         "send_and_receive": ["[21, 22]", "[1, 2]", "[11, 12]"],
     }
-
-
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_the_ring_spreads_the_bytes_that_a_server_sends(ranks: Ranks, count: int) -> None:
-    size = 4 * (784 * 120 + 120 + 120 * 12 + 12)
-    for sent in ranks(count, ring.main):
-        assert sent["server"] == [(count - 1) * size] + [size] * (count - 1)
-        assert sent["ring"] == [2 * (count - 1) * size // count] * count
 
 
 def test_predictions_are_gathered_in_order(ranks: Ranks, tmp_path: Path) -> None:
@@ -207,7 +199,7 @@ def test_torchrun_restarts_a_training_that_ends_with_the_same_weights() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("collectives", []), ("ring", []), ("gather_predictions", ["p.pt"]), ("checkpoints", ["c.pt"])],
+    [("collectives", []), ("gather_predictions", ["p.pt"]), ("checkpoints", ["c.pt"])],
 )
 def test_torchrun_runs_the_example(name: str, arguments: list[str]) -> None:
     assert run(*torchrun("--nproc-per-node", 2, ROOT / "examples" / f"{name}.py", *arguments))
